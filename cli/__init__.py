@@ -1,0 +1,1 @@
+"""Command line parts that all of the entry points share, and the umbrella command."""

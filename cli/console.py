@@ -1,0 +1,122 @@
+"""What every entry point does the same way: consoles, errors in one line, exit statuses.
+
+Exit statuses: 0 done, 1 failed, 2 wrong use of the command, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from inferencex.formats.errors import InferenceXError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+DEBUG_VARIABLE = "INFERENCEX_DEBUG"
+
+_debug = False
+
+
+def _set_debug(value: bool) -> bool:
+    global _debug
+    _debug = value
+    return value
+
+
+DebugOption = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help=f"Show tracebacks of errors (also: {DEBUG_VARIABLE}=1).",
+        callback=_set_debug,
+        is_eager=True,
+    ),
+]
+"""The `--debug` flag; every command takes a parameter `debug: DebugOption = False`."""
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return _debug or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def stderr_console() -> Console:
+    """Return a console for notes, progress and errors; standard output is for results alone."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_error(message: str) -> None:
+    """Print `error: message` on standard error."""
+    stderr_console().print(Text.assemble(("error:", "bold red"), " ", message))
+
+
+def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None, extra: str | None = None) -> None:
+    """Run a command line application and exit; this is all an entry point's `main` does.
+
+    name:      how the command is called in its usage line
+    arguments: those of the process by default
+    extra:     the optional dependencies that the command needs; a missing package then names them
+    """
+    sys.exit(exit_status(app, name, sys.argv[1:] if arguments is None else arguments, extra))
+
+
+def exit_status(app: typer.Typer, name: str, arguments: Sequence[str], extra: str | None = None) -> int:
+    """Run an application and return its exit status, having printed any error.
+
+    A KeyboardInterrupt may carry a text, which is printed in the one line that reports it.
+    """
+    _set_debug(False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not end a run
+    try:
+        command = typer.main.get_command(app)
+        with command.make_context(name, list(arguments)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except InferenceXError as error:
+        return _report(str(error))
+    except typer.TyperException as error:
+        message = error.format_message()
+        return _report(f"{message.rstrip('.')} (see: {name} --help)", status=USAGE if error.exit_code == 2 else FAILED)
+    except ModuleNotFoundError as error:
+        return _report(missing_package(name, error, extra))
+    except KeyboardInterrupt as interrupt:
+        note = str(interrupt)
+        stderr_console().print(f"interrupted: {note}" if note else "interrupted", markup=False)
+        return INTERRUPTED
+    except (typer.Abort, EOFError):
+        return _report("the input ended before there was an answer")
+    except BrokenPipeError:
+        # The reader went away; without this the interpreter would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # the last resort of the process: whatever was not foreseen
+        return _report(f"unexpected {type(error).__name__}: {error}", hint=True)
+
+
+def missing_package(name: str, error: ModuleNotFoundError, extra: str | None) -> str:
+    """Say which package is missing, and what to install."""
+    package = (error.name or "").partition(".")[0]
+    if extra is None or package in ("", "inferencex"):
+        return f"{error} (is the installation of inferencex complete?)"
+    return f"{name} needs the package {package}, which is not installed; run: pip install 'inferencex[{extra}]'"
+
+
+def _report(message: str, status: int = FAILED, hint: bool = False) -> int:
+    if debugging():
+        traceback.print_exc()
+    elif hint:
+        message += " (--debug shows where)"
+    print_error(message)
+    return status

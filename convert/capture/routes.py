@@ -1,0 +1,159 @@
+"""Route the attention, mask and expert layers of transformers into the opaque operators, for one capture.
+
+transformers lets an implementation be registered by name for each of the three; models look it up in their config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from inferencex.convert.capture import ops
+from inferencex.formats.errors import CaptureError
+
+NAME = "inferencex"
+MaskFunction = Callable[[int, int, int, int], bool]
+
+
+@dataclass
+class _Positions:
+    """The position input of the capture in progress; masks refer to it."""
+
+    value: Tensor | None = None
+
+
+_positions = _Positions()
+
+
+def attention_route(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    """Serve as an attention implementation: `query [1, H, T, Dk]`, `key`/`value [1, G, T, D]` -> `[1, T, H, Dv]`."""
+    if not getattr(module, "is_causal", True):
+        raise CaptureError(f"{type(module).__name__} attends in both directions; only causal attention is supported")
+    _, num_heads, tokens, head_dim = query.shape
+    num_kv_heads, value_dim = key.shape[1], value.shape[-1]
+    window = sliding_window if attention_mask is None and isinstance(sliding_window, int) else 0
+    y = ops.attention(
+        query.transpose(1, 2).reshape(1, tokens, num_heads * head_dim),
+        key.transpose(1, 2).reshape(1, tokens, num_kv_heads * head_dim),
+        value.transpose(1, 2).reshape(1, tokens, num_kv_heads * value_dim),
+        attention_mask,
+        s_aux,
+        num_heads,
+        num_kv_heads,
+        float(scaling) if scaling is not None else head_dim**-0.5,
+        max(window, 0),
+        float(softcap or 0.0),
+    )
+    return y.reshape(1, tokens, num_heads, value_dim), None
+
+
+def mask_route(*, mask_function: MaskFunction, **ignored: Any) -> Tensor:
+    """Serve as a mask implementation: find the window or chunk of `mask_function`, and return an opaque mask."""
+    window, chunk = mask_shape(mask_function)
+    if _positions.value is None:
+        raise CaptureError("a mask was asked for outside of a capture")
+    return ops.causal_mask(_positions.value, window, chunk)
+
+
+def mask_shape(mask_function: MaskFunction) -> tuple[int, int]:
+    """Describe a mask by `(window, chunk)`, 0 where it has none; `mask_function(batch, head, query, key)`.
+
+    Raises CaptureError when it is not causal attention with at most one of the two.
+    """
+    far = 1 << 21
+
+    def first_seen(query: int) -> int:
+        low, high = 0, query
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if mask_function(0, 0, query, middle) else (middle + 1, high)
+        return low
+
+    try:
+        window = far - first_seen(far) + 1 if first_seen(far) else 0
+        chunk = 0
+        if window and far + 1 - first_seen(far + 1) + 1 != window:
+            low, high = 0, far
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if first_seen(middle) else (middle + 1, high)
+            window, chunk = 0, low
+        queries = [0, 1, 2, 3, 17, 100, 1023, 4096, 65537, far]
+        queries += [q for size in (window, chunk) if size for q in (size - 1, size, size + 1, 2 * size, 3 * size + 1)]
+        for query in queries:
+            for key in {0, 1, query // 2, query - 1, query, query + 1, query + 9, *range(query - window - 2, query)[:4]}:
+                if key < 0:
+                    continue
+                expected = key <= query and (not window or query - key < window)
+                expected = expected and (not chunk or query // chunk == key // chunk)
+                if bool(mask_function(0, 0, query, key)) != expected:
+                    raise CaptureError(
+                        f"the attention mask is not causal with one window or chunk (query {query}, key {key})"
+                    )
+    except (TypeError, RuntimeError) as error:
+        raise CaptureError(f"the attention mask depends on more than positions ({error})") from error
+    return window, chunk
+
+
+def experts_route(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Serve as an experts implementation: `[T, S]`, `[T, k]`, `[T, k]` -> `[T, S]`, as grouped linears per row."""
+    tokens, width = hidden_states.shape
+    k = top_k_index.shape[-1]
+    rows = hidden_states[:, None, :].expand(tokens, k, width).reshape(tokens * k, width)
+    ids = top_k_index.reshape(tokens * k)
+    weight = self.gate_up_proj if self.has_gate else self.up_proj
+    bias = (self.gate_up_proj_bias if self.has_gate else self.up_proj_bias) if self.has_bias else None
+    down, down_bias = self.down_proj, self.down_proj_bias if self.has_bias else None
+    if self.is_transposed:
+        weight, down = weight.transpose(1, 2), down.transpose(1, 2)
+    inner = ops.expert_linear(rows, ids, weight, bias)
+    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+    outer = ops.expert_linear(inner, ids, down, down_bias)
+    if self.has_post_expert_norm:
+        outer = self.post_expert_norm(outer)
+    outer = outer * top_k_weights.reshape(tokens * k, 1)
+    return outer.reshape(tokens, k, outer.shape[-1]).sum(dim=1)
+
+
+def _chunked_overlay(chunk_size: int, left_padding: Tensor) -> MaskFunction:
+    """Chunked attention without padding: in a ragged batch there is none."""
+    return lambda batch, head, query, key: query // chunk_size == key // chunk_size
+
+
+@contextlib.contextmanager
+def routed(positions: Tensor) -> Iterator[None]:
+    """Make `NAME` an attention, mask and experts implementation while a graph over `positions [1, T]` is recorded."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention_route)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask_route)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_route)
+    replaced = {"find_packed_sequence_indices": lambda positions: None, "chunked_overlay": _chunked_overlay}
+    originals = {name: getattr(masking_utils, name) for name in replaced}
+    try:
+        for name, function in replaced.items():
+            setattr(masking_utils, name, function)
+        _positions.value = positions
+        yield
+    finally:
+        _positions.value = None
+        for name, function in originals.items():
+            setattr(masking_utils, name, function)

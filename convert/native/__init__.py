@@ -1,0 +1,1 @@
+"""Native kernels of conversion, built from the C++ beside this file."""

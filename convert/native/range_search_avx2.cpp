@@ -1,0 +1,3 @@
+#define LANES 8
+#define KERNELS kernels_avx2
+#include "range_search.inc"

@@ -1,0 +1,3 @@
+#define LANES 16
+#define KERNELS kernels_avx512
+#include "range_search.inc"

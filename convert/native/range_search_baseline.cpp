@@ -1,0 +1,3 @@
+#define LANES 4
+#define KERNELS kernels_baseline
+#include "range_search.inc"

@@ -1,0 +1,42 @@
+"""Name values after what they are, so that the graph can be read in Netron and in error messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from inferencex.convert.passes.editing import is_weight
+from inferencex.formats.dialect.schemas import DOMAIN
+
+
+def name_values(model: ir.Model) -> None:
+    """Rename every computed value to `operator.number` and the output to `logits`; parameters keep their names."""
+    graph = model.graph
+    taken = set(graph.initializers) | {str(v.name) for v in graph.inputs}
+    counters: Counter[str] = Counter()
+    for node in graph:
+        stem = node.op_type.lower()
+        if node.domain == DOMAIN and node.op_type == "Attention":
+            stem = f"layer{node.attributes['layer'].value}.attention"
+        for value in node.outputs:
+            while True:
+                name = f"{stem}.{counters[stem]}"
+                counters[stem] += 1
+                if name not in taken:
+                    break
+            value.name = name
+        node.name = str(node.outputs[0].name)
+    (logits,) = graph.outputs
+    logits.name = "logits"
+    counters.clear()
+    for name, value in list(graph.initializers.items()):
+        if is_weight(value):
+            continue
+        del graph.initializers[name]
+        kind = "rope_table" if name.startswith("rope_table") else "constant"
+        value.name = f"{kind}.{counters[kind]}"
+        counters[kind] += 1
+        if value.const_value is not None:
+            value.const_value.name = value.name
+        graph.initializers[value.name] = value

@@ -1,0 +1,208 @@
+"""Opening a bundle: everything is checked before anything is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from inferencex.formats.bundle.header import read_header
+from inferencex.formats.bundle.initializers import QuantizedUse, match_initializers, quantized_uses
+from inferencex.formats.bundle.layout import GRAPH_FILE, MANIFEST_FILE, MAX_GRAPH_SIZE, MAX_MANIFEST_SIZE, is_shard_name
+from inferencex.formats.bundle.manifest import FileRecord, Manifest, parse_manifest
+from inferencex.formats.bundle.shards import StoredTensor
+from inferencex.formats.dtypes import storage_dtype, storage_shape
+from inferencex.formats.errors import BundleError, QuantizationError
+from inferencex.formats.packing import QuantizedTensor, group_count
+
+
+class Bundle:
+    """A bundle on disk, checked; made by `Bundle.open`.
+
+    path:      the bundle's folder
+    manifest:  what `bundle.json` says
+    stored:    every tensor of the weight files by name: type, shape, file, offset
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, proto: onnx.ModelProto, stored: Mapping[str, StoredTensor]):
+        self.path = path
+        self.manifest = manifest
+        self.stored = stored
+        self._proto = proto
+        self._maps: dict[str, NDArray[np.uint8]] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = False) -> Self:
+        """Open the bundle in the folder `path`.
+
+        Raises BundleError, naming the culprit, unless every file has its size (with `verify`, its hash), every
+        initializer of the graph is filled by the tensor of its name, every stored tensor is used, quantized weights
+        fit their scales and zero points, and every scale is finite.
+        """
+        try:
+            return cls._open(path, verify=verify)
+        except OSError as error:
+            raise BundleError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
+
+    @classmethod
+    def _open(cls, path: Path, *, verify: bool) -> Self:
+        if not path.is_dir():
+            raise BundleError(f"{path}: is not a folder; a bundle is the folder that inferencex-convert writes")
+        manifest = parse_manifest(_read(path, MANIFEST_FILE, MAX_MANIFEST_SIZE))
+        for name, record in manifest.files.items():
+            _check_file(path, name, record, verify=verify)
+        if GRAPH_FILE not in manifest.files:
+            raise BundleError(f"{path / MANIFEST_FILE}: lists no {GRAPH_FILE}; the bundle is incomplete")
+        shards = {name: read_header(path / name) for name in sorted(manifest.files) if is_shard_name(name)}
+        proto = _parse_graph(path)
+        bundle = cls(path, manifest, proto, match_initializers(proto, shards))
+        bundle._check_quantization()
+        return bundle
+
+    @property
+    def files(self) -> Mapping[str, FileRecord]:
+        """Every file that the manifest lists, with size and hash."""
+        return self.manifest.files
+
+    @cached_property
+    def model(self) -> ir.Model:
+        """The IR graph; its initializers read from the weight files when asked for their values."""
+        try:
+            model = ir.serde.deserialize_model(self._proto)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, AssertionError) as error:
+            raise BundleError(f"{self.path / GRAPH_FILE}: is not a valid graph: {str(error)[:300]}") from error
+        for graph in (model.graph, *model.graph.subgraphs()):
+            for value in graph.initializers.values():
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value.base_dir = self.path
+        return model
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Return a stored tensor, memory-mapped and read-only, in its storage type and shape.
+
+        Packed types come as uint8 `[nbytes]`, see `packing.unpack_int4`. Raises BundleError for an unknown name.
+        """
+        stored = self.stored.get(name)
+        if stored is None:
+            raise BundleError(f"{self.path}: no tensor is named {name!r}")
+        shape = storage_shape(stored.dtype, stored.shape)
+        if stored.nbytes == 0:
+            return np.empty(shape, dtype=storage_dtype(stored.dtype))
+        if stored.location not in self._maps:
+            self._maps[stored.location] = np.memmap(self.path / stored.location, dtype=np.uint8, mode="r")
+        data = self._maps[stored.location][stored.offset : stored.offset + stored.nbytes]
+        return np.asarray(data).view(storage_dtype(stored.dtype)).reshape(shape)
+
+    def quantized(self, name: str) -> QuantizedTensor:
+        """Return a quantized weight with its scales and zero points, memory-mapped.
+
+        Raises BundleError when the manifest lists no quantized tensor of this name, or one that does not fit.
+        """
+        entry = self.manifest.quantization.get(name)
+        if entry is None:
+            raise BundleError(f"{self.path}: {name!r} is not a quantized tensor")
+        try:
+            tensor = QuantizedTensor(
+                values=self.tensor(name),
+                scales=self.tensor(entry.scales),
+                zero_points=None if entry.zero_points is None else self.tensor(entry.zero_points),
+                bits=entry.bits,
+                group_size=entry.group_size,
+                symmetric=entry.symmetric,
+                shape=entry.shape,
+            )
+        except QuantizationError as error:
+            raise BundleError(f"{self.path / MANIFEST_FILE}: quantization of {name!r}: {error}") from error
+        if self.stored[name].dtype is not tensor.dtype:
+            raise BundleError(
+                f"{self.path / MANIFEST_FILE}: quantization of {name!r} says {tensor.dtype.name}, "
+                f"{GRAPH_FILE} says {self.stored[name].dtype.name}"
+            )
+        return tensor
+
+    def _check_quantization(self) -> None:
+        scales: set[str] = set()
+        for use in quantized_uses(self._proto):
+            self._check_use(use)
+            scales.add(use.scales)
+        for name in self.manifest.quantization:
+            self.quantized(name)
+            scales.add(self.manifest.quantization[name].scales)
+        for name in sorted(scales & set(self.stored)):
+            values = self.tensor(name)
+            if not np.isfinite(values.astype(np.float32)).all():
+                raise BundleError(f"{self.path}: scales {name!r} are not all finite; the bundle is damaged")
+
+    def _check_use(self, use: QuantizedUse) -> None:
+        """Check one DequantizeLinear against ONNX's rules for the shapes and types of its inputs."""
+        if use.values not in self.stored or use.scales not in self.stored:
+            return
+        values, scales = self.stored[use.values], self.stored[use.scales]
+        where = f"{GRAPH_FILE}: node {use.node[:80]!r}"
+        rank = len(values.shape)
+        if not -rank <= use.axis < rank or use.block_size < 0:
+            raise BundleError(f"{where}: axis {use.axis} and block size {use.block_size} do not fit rank {rank}")
+        axis = use.axis % rank
+        if use.block_size:
+            blocks = group_count(values.shape[axis], use.block_size)
+            expected: tuple[int, ...] = (*values.shape[:axis], blocks, *values.shape[axis + 1 :])
+        else:
+            expected = (values.shape[axis],)
+        if scales.shape != expected and scales.shape != ():
+            raise BundleError(f"{where}: scales {use.scales!r} are {list(scales.shape)}, expected {list(expected)}")
+        if use.zero_points is None or use.zero_points not in self.stored:
+            return
+        zero_points = self.stored[use.zero_points]
+        if zero_points.shape != scales.shape or zero_points.dtype is not values.dtype:
+            raise BundleError(
+                f"{where}: zero points {use.zero_points!r} are {zero_points.dtype.name} {list(zero_points.shape)}, "
+                f"expected {values.dtype.name} {list(scales.shape)}"
+            )
+
+
+def _check_file(path: Path, name: str, record: FileRecord, *, verify: bool) -> None:
+    file = path / name
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(path)):
+        raise BundleError(f"{file}: is a link that leads out of the bundle")
+    if not file.is_file():
+        raise BundleError(f"{file}: is missing; copy the whole bundle again, or convert the model again")
+    size = file.stat().st_size
+    if size != record.size:
+        raise BundleError(
+            f"{file}: has {size} bytes, {MANIFEST_FILE} says {record.size}; copy the bundle again, or convert again"
+        )
+    if verify:
+        with file.open("rb") as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        if digest != record.sha256:
+            raise BundleError(f"{file}: its sha256 is {digest}, {MANIFEST_FILE} says {record.sha256}; it is damaged")
+
+
+def _read(path: Path, name: str, limit: int) -> bytes:
+    file = path / name
+    if not file.is_file():
+        raise BundleError(f"{path}: holds no {name}; it is not a bundle, or its conversion did not finish")
+    size = file.stat().st_size
+    if size > limit:
+        raise BundleError(f"{file}: {size} bytes, the limit is {limit}")
+    return file.read_bytes()
+
+
+def _parse_graph(path: Path) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(_read(path, GRAPH_FILE, MAX_GRAPH_SIZE))
+    except DecodeError as error:
+        raise BundleError(f"{path / GRAPH_FILE}: is not an ONNX model: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise BundleError(f"{path / GRAPH_FILE}: holds no graph; it is not an ONNX model")
+    return proto

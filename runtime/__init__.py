@@ -1,0 +1,32 @@
+"""Bundles to tokens: `LLM`, what to ask it (`SamplingParams`), and what it answers (`RequestOutput`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferencex.runtime.llm import LLM as LLM
+    from inferencex.runtime.outputs import CompletionDelta as CompletionDelta
+    from inferencex.runtime.outputs import CompletionOutput as CompletionOutput
+    from inferencex.runtime.outputs import Logprob as Logprob
+    from inferencex.runtime.outputs import RequestMetrics as RequestMetrics
+    from inferencex.runtime.outputs import RequestOutput as RequestOutput
+    from inferencex.runtime.params import SamplingParams as SamplingParams
+
+_HOMES = {
+    "LLM": "llm",
+    "CompletionDelta": "outputs",
+    "CompletionOutput": "outputs",
+    "Logprob": "outputs",
+    "RequestMetrics": "outputs",
+    "RequestOutput": "outputs",
+    "SamplingParams": "params",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use, so that a backend alone does not pull in the engine and the tokenizer."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

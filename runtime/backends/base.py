@@ -1,0 +1,129 @@
+"""The contract every backend fulfils: compile a bundle once, then execute steps over ragged batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferencex.formats.errors import OptionError
+
+DEFAULT_KV_CACHE_MEMORY = 4 << 30  # bytes
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's work: `S` sequences, `T` new tokens in all, laid out one sequence after the other.
+
+    token_ids:         int32 [T]
+    positions:         int32 [T]     position of each token in its own sequence, counted from 0
+    sequence_offsets:  int32 [S + 1] tokens of sequence `s` are rows `offsets[s]:offsets[s + 1]`
+    context_lengths:   int32 [S]     tokens of the sequence whose state is held once this step is done
+    block_tables:      int32 [S, B]  KV blocks of each sequence in order, padded with -1
+    logit_rows:        int32 [R]     rows of `[T]` whose logits are wanted, ascending
+    prompt_lengths:    int32 [T]     length of the whole prompt that each token's sequence was admitted with;
+                                     RoPE variants that depend on the sequence's length read it
+
+    The new tokens of a sequence occupy positions `context_length - new .. context_length - 1`, consecutive.
+    The token at position `p` keeps its keys and values in slot `p % block_size` of block
+    `block_tables[s, p // block_size]`. A backend reads no slot at or past `context_length`, so blocks are
+    handed out unwiped. Blocks shared by several sequences are full and never written again.
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    sequence_offsets: Int32Array
+    context_lengths: Int32Array
+    block_tables: Int32Array
+    logit_rows: Int32Array
+    prompt_lengths: Int32Array
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine needs to know about a compiled model, read off its graph."""
+
+    vocab_size: int
+    max_model_len: int
+    num_layers: int
+    bytes_per_token: int  # of layer state, all layers together
+    # Prompts of at most this many tokens have equal layer state wherever their tokens are equal; the state of a
+    # longer prompt also depends on its length (dynamic and long RoPE). None: state never depends on the length.
+    length_independent_up_to: int | None = None
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the user may ask of any backend.
+
+    num_blocks:             blocks in the pool of layer state; None: as many as `kv_cache_memory` holds
+    block_size:             tokens in a block
+    threads:                threads to compute with; None: the backend chooses
+    kv_cache_memory:        bytes for the pool when `num_blocks` is None; None: `DEFAULT_KV_CACHE_MEMORY` at most
+    max_num_seqs:           most sequences (`S`) in one step
+    max_num_batched_tokens: most new tokens (`T`) in one step
+    max_model_len:          longest sequence that will be asked for; None: the model's own limit
+    """
+
+    num_blocks: int | None = None
+    block_size: int = 16
+    threads: int | None = None
+    kv_cache_memory: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    max_model_len: int | None = None
+
+    def blocks_for(self, facts: ModelFacts) -> int:
+        """Return how many blocks the pool of a model with these facts gets; OptionError when not even one fits.
+
+        Without `num_blocks` the pool is no larger than `max_num_seqs` sequences of `max_model_len` can use.
+        """
+        if self.num_blocks is not None:
+            return self.num_blocks
+        memory = DEFAULT_KV_CACHE_MEMORY if self.kv_cache_memory is None else self.kv_cache_memory
+        block_bytes = self.block_size * facts.bytes_per_token
+        affordable = memory // max(block_bytes, 1)
+        if affordable < 1:
+            raise OptionError(
+                f"kv_cache_memory={memory} bytes hold no block: one block of {self.block_size} tokens takes "
+                f"{block_bytes} bytes in this model; give more memory or a smaller block_size"
+            )
+        longest = min(facts.max_model_len, self.max_model_len or facts.max_model_len)
+        return min(affordable, self.max_num_seqs * -(-longest // self.block_size))
+
+
+class Executable(Protocol):
+    """A bundle compiled for one device, with its pool of layer state (paged KV is one kind of it)."""
+
+    facts: ModelFacts
+    num_blocks: int  # `options.blocks_for(facts)`
+    block_size: int
+
+    def step(self, batch: StepBatch) -> Float32Array:
+        """Run one step and return logits, float32 `[R, vocab_size]`, one row per entry of `logit_rows`.
+
+        A row's values depend only on its own sequence's tokens: not on the other sequences, nor on how the
+        sequence was cut into steps, nor on whether its prefix was computed or shared.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A way to run bundles, chosen by name."""
+
+    name: str
+
+    def supports(self, bundle: Path) -> Sequence[str]:
+        """Reasons why this backend cannot run `bundle` here; empty when it can."""
+        ...
+
+    def compile(self, bundle: Path, options: BackendOptions) -> Executable:
+        """Load `bundle` and allocate its state pool. Raises BundleError or BackendError."""
+        ...

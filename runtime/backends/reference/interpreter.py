@@ -1,0 +1,92 @@
+"""Execute nodes of an IR graph one by one in torch.
+
+Used by the backend on whole bundles, by passes to check a rewritten region against the original, and by calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from inferencex.runtime.backends.reference import fallback, fused
+from inferencex.runtime.backends.reference.operators import OPERATORS
+
+Handler = Callable[[ir.Node, list[Tensor | None], dict[str, Any]], Any]
+Environment = MutableMapping[str, Tensor]
+
+assert fused  # importing it registers its operators
+
+
+def to_tensor(value: ir.TensorProtocol) -> Tensor:
+    """Turn an ONNX tensor into a torch one of the same dtype; 4-bit integers become int8 / uint8."""
+    match value.dtype:
+        case ir.DataType.BFLOAT16:
+            return torch.from_numpy(value.numpy().view(np.uint16).copy()).view(torch.bfloat16)
+        case ir.DataType.INT4:
+            return torch.from_numpy(value.numpy().astype(np.int8))
+        case ir.DataType.UINT4:
+            return torch.from_numpy(value.numpy().astype(np.uint8))
+        case ir.DataType.FLOAT8E4M3FN:
+            return torch.from_numpy(value.numpy().view(np.uint8).copy()).view(torch.float8_e4m3fn)
+    array = value.numpy()
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Return a node's attributes as plain Python values, tensors as torch tensors."""
+    found: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        found[name] = to_tensor(value) if attribute.type == ir.AttributeType.TENSOR else value
+    return found
+
+
+def constant(node: ir.Node) -> Tensor:
+    """Return the value of a Constant node."""
+    (attribute,) = node.attributes.values()
+    value = attribute.value
+    match attribute.type:
+        case ir.AttributeType.TENSOR:
+            return to_tensor(value)
+        case ir.AttributeType.INT | ir.AttributeType.INTS:
+            return torch.tensor(value, dtype=torch.int64)
+        case ir.AttributeType.FLOAT | ir.AttributeType.FLOATS:
+            return torch.tensor(value, dtype=torch.float32)
+    raise ValueError(f"constant {node.outputs[0].name} has unsupported attribute type {attribute.type}")
+
+
+def run_node(node: ir.Node, inputs: list[Tensor | None], special: Handler | None = None) -> tuple[Tensor, ...]:
+    """Execute one node; `special` is asked first and returns None for what it does not handle."""
+    attributes = attributes_of(node) if node.op_type != "Constant" else {}
+    if node.op_type == "Constant":
+        return (constant(node),)
+    if special is not None:
+        result = special(node, inputs, attributes)
+        if result is not None:
+            return result if isinstance(result, tuple) else (result,)
+    function = OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
+    if function is None:
+        return fallback.run(node, inputs)
+    result = function(*inputs, **attributes)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def run_nodes(nodes: Iterable[ir.Node], environment: Environment, special: Handler | None = None) -> None:
+    """Execute `nodes` in order; values are read from and written to `environment` by name."""
+    for node in nodes:
+        inputs: list[Tensor | None] = []
+        for value in node.inputs:
+            if value is None:
+                inputs.append(None)
+                continue
+            name = str(value.name)
+            if name not in environment and value.const_value is not None:
+                environment[name] = to_tensor(value.const_value)
+            inputs.append(environment[name])
+        for output, result in zip(node.outputs, run_node(node, inputs, special), strict=False):
+            environment[str(output.name)] = result

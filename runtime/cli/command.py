@@ -1,0 +1,194 @@
+"""The command itself: which of its modes is meant, and what goes wrong before a model is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from inferencex.cli.console import DebugOption, run_app, stderr_console
+from inferencex.formats.errors import BundleError, OptionError, RequestError
+from inferencex.runtime.cli import options
+from inferencex.runtime.cli.answer import answer_prompts
+from inferencex.runtime.cli.batch import BatchJob, run_batch
+from inferencex.runtime.cli.batch_files import OutputFile, read_input
+from inferencex.runtime.cli.chat import Chat
+from inferencex.runtime.cli.progress import BatchProgress
+from inferencex.runtime.cli.requests import RunRequest
+from inferencex.runtime.cli.statistics import describe
+from inferencex.runtime.params import SamplingParams
+
+if TYPE_CHECKING:
+    from inferencex.runtime.llm import LLM
+
+FAILED_LINES = 1  # exit status of a batch in which some lines could not be answered
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command(epilog="Without --prompt and --input: a chat on a terminal, else standard input is the prompt.")
+def run(
+    bundle: options.Bundle,
+    prompt: options.Prompts = None,
+    system: options.System = None,
+    raw: options.Raw = False,
+    input: options.Input = None,
+    output: options.Output = None,
+    stats: options.Stats = True,
+    max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    stop: options.Stop = None,
+    stop_token_id: options.StopTokenIds = None,
+    include_stop: options.IncludeStop = False,
+    ignore_eos: options.IgnoreEos = False,
+    special_tokens: options.SpecialTokens = False,
+    n: options.Count = None,
+    logprobs: options.Logprobs = None,
+    backend: options.BackendName = "auto",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    kv_blocks: options.KvBlocks = None,
+    prefix_caching: options.PrefixCaching = True,
+    threads: options.Threads = None,
+    scheduling_policy: options.SchedulingPolicy = "fcfs",
+    debug: DebugOption = False,
+) -> None:
+    """Answer prompts, chat, or work through a file of requests with a bundle.
+
+    Only answers go to standard output. With --input every line is checked before the model is loaded; a
+    malformed one stops the run, naming its number. A line that turns out to be unanswerable (too long, say)
+    gets a record with "error", and the exit status is 1.
+    """
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": options.parse_biases(logit_bias),
+        "stop": stop,
+        "stop_token_ids": stop_token_id,
+        "include_stop_str_in_output": include_stop,
+        "ignore_eos": ignore_eos,
+        "skip_special_tokens": not special_tokens,
+        "n": n,
+        "logprobs": logprobs,
+    }
+    params = SamplingParams(**{name: value for name, value in sampling.items() if value is not None})
+    engine: dict[str, Any] = {
+        "backend": backend,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "num_kv_blocks": kv_blocks,
+        "enable_prefix_caching": prefix_caching,
+        "threads": threads,
+        "scheduling_policy": scheduling_policy,
+    }
+    engine = {name: value for name, value in engine.items() if value is not None}
+    _check_modes(bundle, prompt, system, raw, input, output, params)
+    if input is not None and output is not None:
+        _batch(bundle, engine, BatchJob(input, output, params, raw, system), stats)
+        return
+    interactive = prompt is None and sys.stdin.isatty()
+    prompts = prompt if prompt is not None else [] if interactive else [_standard_input()]
+    llm = load(bundle, engine)
+    if interactive:
+        Chat(llm, params, raw, system, stderr_console()).run()
+    else:
+        answer_prompts(llm, [RunRequest(params, prompt=text) for text in prompts], raw, system)
+    _finish(llm, stats)
+
+
+def load(bundle: Path, engine: dict[str, Any]) -> LLM:
+    """Load a bundle; imported here, so that help and wrong usage come at once."""
+    from inferencex.runtime.llm import LLM
+
+    return LLM(bundle, **engine)
+
+
+def main() -> None:
+    """Entry point of `inferencex-run`."""
+    run_app(app, "inferencex-run")
+
+
+def _check_modes(
+    bundle: Path,
+    prompt: list[str] | None,
+    system: str | None,
+    raw: bool,
+    input: Path | None,
+    output: Path | None,
+    params: SamplingParams,
+) -> None:
+    """Refuse options that contradict each other, and a bundle that is not there."""
+    if not bundle.is_dir():
+        raise BundleError(f"{bundle}: is not a folder; give the folder of a bundle, as inferencex-convert writes it")
+    if (input is None) != (output is None):
+        raise OptionError("--input and --output go together; give both, or neither")
+    if input is not None and prompt is not None:
+        raise OptionError("--prompt and --input are two sources of prompts; give one of them")
+    if input is not None and output is not None and output.exists() and input.exists() and output.samefile(input):
+        raise OptionError(f"--input and --output are both {input}; write the answers to another file")
+    if raw and system is not None:
+        raise OptionError("--system is part of a chat, and --raw asks for none; leave one of them out")
+    if params.logprobs is not None and output is None:
+        raise OptionError("--logprobs needs --input and --output; the terminal shows only text")
+
+
+def _batch(bundle: Path, engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
+    total = job.check()
+    console = stderr_console()
+    with OutputFile(job.output) as output:
+        lines = read_input(job.input)
+        done = output.resume(lines)
+        if done:
+            console.print(f"{done} of {total} lines were answered by an earlier run")
+        if done == total:
+            return
+        llm = load(bundle, engine)
+        with BatchProgress(console, total, done) as progress:
+            try:
+                failed = run_batch(llm, job, lines, done, output, progress)
+            except KeyboardInterrupt as interrupt:
+                raise KeyboardInterrupt(
+                    f"{progress.done} of {total} lines are answered; the same command goes on with the rest"
+                ) from interrupt
+        _finish(llm, stats)
+    if failed:
+        console.print(f"{failed} of {total} lines could not be answered; their records say why")
+        raise typer.Exit(FAILED_LINES)
+
+
+def _standard_input() -> str:
+    """Return all of standard input, without the line break at its end."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 text ({error})") from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise RequestError("standard input is empty; pipe a prompt into it, or give --prompt")
+    return text
+
+
+def _finish(llm: LLM, stats: bool) -> None:
+    if stats:
+        stderr_console().print(describe(llm.stats), style="dim", markup=False)

@@ -1,0 +1,132 @@
+"""Chooses one sequence's next token from its logits; no choice depends on what else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferencex.runtime.backends.base import Float32Array
+from inferencex.runtime.engine.logprobs import largest
+from inferencex.runtime.params import GREEDY_TEMPERATURE, SamplingParams
+
+Float64Array = NDArray[np.float64]
+
+_FIRST_NUCLEUS_GUESS = 64
+_NUCLEUS_GROWTH = 8
+
+
+class SequenceSampler:
+    """The state of one continuation's sampling: its random stream and the tokens seen so far.
+
+    Order of operations: repetition, presence and frequency penalties, logit bias, minimum length, then (unless
+    greedy) temperature, top-k, top-p and min-p, and one uniform draw a token.
+
+    The random stream is a function of (seed, index of the continuation), and a token takes one number from it,
+    so a seeded request is reproducible in any batch and after any preemption.
+    """
+
+    def __init__(
+        self, params: SamplingParams, index: int, prompt_token_ids: Iterable[int], stop_token_ids: Iterable[int]
+    ) -> None:
+        self._temperature = 1.0 if params.temperature is None else params.temperature
+        self._top_k = params.top_k or 0
+        self._top_p = 1.0 if params.top_p is None else params.top_p
+        self._min_p = params.min_p or 0.0
+        self._repetition = 1.0 if params.repetition_penalty is None else params.repetition_penalty
+        self._presence = params.presence_penalty
+        self._frequency = params.frequency_penalty
+        self._min_tokens = params.min_tokens
+        self._stop_ids = np.fromiter(sorted(stop_token_ids), dtype=np.intp)
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.intp)
+        self._biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        self._prompt_ids = frozenset(prompt_token_ids) if self._repetition != 1.0 else frozenset()
+        self._counts: dict[int, int] = {}
+        self._num_tokens = 0
+        # SeedSequence takes unsigned integers; negative seeds are as good as any.
+        entropy = None if params.seed is None else [params.seed % 2**64, index]
+        self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Tell whether the most likely token is taken."""
+        return self._temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def takes_argmax(self) -> bool:
+        """Tell whether the next token is the largest of the logits as they come."""
+        return self.is_greedy and not self._adjusts()
+
+    def record(self, token_id: int) -> None:
+        """Count a token that was appended to the output."""
+        self._num_tokens += 1
+        self._counts[token_id] = self._counts.get(token_id, 0) + 1
+
+    def choose(self, logits: Float32Array) -> int:
+        """Return the next token for finite float32 logits [V], which stay as they are."""
+        scores = self._adjust(logits.copy()) if self._adjusts() else logits
+        if self.is_greedy:
+            return int(scores.argmax())
+        return self._draw(scores)
+
+    def _adjusts(self) -> bool:
+        return (
+            self._repetition != 1.0
+            or self._presence != 0.0
+            or self._frequency != 0.0
+            or self._bias_ids.size > 0
+            or self._num_tokens < self._min_tokens
+        )
+
+    def _adjust(self, scores: Float32Array) -> Float32Array:
+        if self._repetition != 1.0:
+            seen = np.fromiter(set(chain(self._prompt_ids, self._counts)), dtype=np.intp)
+            values = scores[seen]
+            penalty = np.float32(self._repetition)
+            scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+        if (self._presence or self._frequency) and self._counts:
+            ids = np.fromiter(self._counts.keys(), dtype=np.intp)
+            counts = np.fromiter(self._counts.values(), dtype=np.float32)
+            scores[ids] -= np.float32(self._presence) + np.float32(self._frequency) * counts
+        scores[self._bias_ids] += self._biases
+        if self._num_tokens < self._min_tokens:
+            scores[self._stop_ids] = -np.inf
+        return scores
+
+    def _draw(self, scores: Float32Array) -> int:
+        """Draw from softmax(scores / temperature) [V] cut down by top-k, top-p and min-p."""
+        # Differences to the peak are taken first: a small temperature then underflows to 0, never overflows.
+        with np.errstate(over="ignore", under="ignore"):
+            weights: Float64Array = np.exp((scores - scores.max()) / np.float64(self._temperature))
+        token_ids = None
+        if 0 < self._top_k < weights.shape[0]:
+            token_ids = largest(scores, self._top_k)
+            weights = weights[token_ids]
+        if self._top_p < 1.0:
+            kept = _nucleus(weights, self._top_p, is_sorted=token_ids is not None)
+            token_ids = kept if token_ids is None else token_ids[kept]
+            weights = weights[kept]
+        if self._min_p > 0.0:
+            # The peak's weight is exactly 1.
+            kept = np.flatnonzero(weights >= self._min_p)
+            token_ids = kept if token_ids is None else token_ids[kept]
+            weights = weights[kept]
+        cumulative = np.cumsum(weights)
+        place = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        if place == weights.shape[0]:  # the product was rounded up to the total
+            place = int(np.flatnonzero(weights)[-1])
+        return place if token_ids is None else int(token_ids[place])
+
+
+def _nucleus(weights: Float64Array, top_p: float, is_sorted: bool) -> NDArray[np.intp]:
+    """Return the fewest indices, heaviest first, whose weights reach `top_p` of the total (arXiv:1904.09751)."""
+    wanted = top_p * float(weights.sum())
+    guess = weights.shape[0] if is_sorted else _FIRST_NUCLEUS_GUESS
+    while True:
+        heaviest = np.arange(weights.shape[0]) if is_sorted else largest(weights, guess)
+        cumulative = np.cumsum(weights[heaviest])
+        if cumulative[-1] >= wanted or guess >= weights.shape[0]:
+            return heaviest[: int(np.searchsorted(cumulative, wanted, side="left")) + 1]
+        guess *= _NUCLEUS_GROWTH

@@ -1,0 +1,78 @@
+"""Lays scheduled chunks out as the arrays a backend takes, and remembers whose logits come back in which row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from inferencex.runtime.backends.base import StepBatch
+from inferencex.runtime.engine.scheduler import ScheduledChunk
+from inferencex.runtime.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of logits that tell how likely a piece of a prompt was.
+
+    Row `first_row + i` predicts the prompt token at position `first_position + i`, for `i < count`.
+    """
+
+    sequence: Sequence
+    first_row: int
+    first_position: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """A step's arrays, with the sequences that get a token from it and the row of logits each gets it from."""
+
+    batch: StepBatch
+    sampled: tuple[Sequence, ...]
+    sampled_rows: tuple[int, ...]
+    prompt_rows: tuple[PromptRows, ...]
+
+
+def lay_out(chunks: SequenceOf[ScheduledChunk], block_size: int) -> StepLayout:
+    """Return the layout of a step; a sequence is sampled when the step computes its last known token."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    offsets = [0]
+    prompt_lengths: list[int] = []
+    logit_rows: list[int] = []
+    sampled: list[Sequence] = []
+    sampled_rows: list[int] = []
+    prompt_rows: list[PromptRows] = []
+    for chunk in chunks:
+        sequence = chunk.sequence
+        start = sequence.num_computed_tokens
+        end = start + chunk.num_tokens
+        if sequence.wants_prompt_logprobs:
+            count = min(end, sequence.num_prompt_tokens - 1) - start
+            prompt_rows.append(PromptRows(sequence, len(logit_rows), start + 1, count))
+            logit_rows.extend(range(offsets[-1], offsets[-1] + count))
+        token_ids.extend(sequence.token_ids[start:end])
+        positions.extend(range(start, end))
+        prompt_lengths.extend([sequence.num_prompt_tokens] * chunk.num_tokens)
+        offsets.append(len(token_ids))
+        if end == len(sequence.token_ids):
+            sampled.append(sequence)
+            sampled_rows.append(len(logit_rows))
+            logit_rows.append(offsets[-1] - 1)
+    contexts = [chunk.sequence.num_computed_tokens + chunk.num_tokens for chunk in chunks]
+    num_blocks = [-(-context // block_size) for context in contexts]
+    block_tables = np.full((len(chunks), max(num_blocks)), -1, dtype=np.int32)
+    for row, (chunk, count) in enumerate(zip(chunks, num_blocks, strict=True)):
+        block_tables[row, :count] = chunk.sequence.block_table[:count]
+    batch = StepBatch(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        sequence_offsets=np.array(offsets, dtype=np.int32),
+        context_lengths=np.array(contexts, dtype=np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, dtype=np.int32),
+        prompt_lengths=np.array(prompt_lengths, dtype=np.int32),
+    )
+    return StepLayout(batch, tuple(sampled), tuple(sampled_rows), tuple(prompt_rows))

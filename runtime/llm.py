@@ -1,0 +1,289 @@
+"""The public way in: a bundle, and answers to prompts and chats, whole or as they come."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from inferencex.formats.errors import OptionError, RequestError
+from inferencex.runtime.backends import select_backend
+from inferencex.runtime.backends.base import Backend, BackendOptions
+from inferencex.runtime.engine.engine import Engine
+from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
+from inferencex.runtime.engine.sequence import Request
+from inferencex.runtime.engine.stats import EngineStats
+from inferencex.runtime.outputs import CompletionDelta, RequestOutput
+from inferencex.runtime.params import SamplingParams
+from inferencex.runtime.text.chat import ChatTemplate
+from inferencex.runtime.text.side_files import read_json_object
+from inferencex.runtime.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model that is loaded and ready to answer.
+
+    backend:                "auto", a backend's name, or a Backend
+    max_model_len:          longest prompt and output together; None: what the model was made for
+    max_num_seqs:           most sequences in progress at once
+    max_num_batched_tokens: most tokens computed in one step; long prompts are cut into pieces of this size
+    kv_cache_memory:        bytes for the KV cache; `num_kv_blocks` sets its size in blocks instead
+    block_size:             tokens of a KV block
+    enable_prefix_caching:  reuse the KV of equal beginnings of prompts
+    scheduling_policy:      "fcfs", or "priority": requests with lower `priority` first
+    threads:                threads to compute with
+
+    Raises BundleError, BackendError or OptionError when the bundle cannot be served this way. Calls may come
+    from several threads: they take turns step by step, and their requests share the batch.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        backend: str | Backend = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 1024,
+        kv_cache_memory: int | None = None,
+        num_kv_blocks: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        scheduling_policy: Policy = "fcfs",
+        threads: int | None = None,
+    ) -> None:
+        folder = Path(bundle)
+        if kv_cache_memory is not None and num_kv_blocks is not None:
+            raise OptionError("kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them")
+        positive = {
+            "max_model_len": max_model_len,
+            "kv_cache_memory": kv_cache_memory,
+            "num_kv_blocks": num_kv_blocks,
+            "block_size": block_size,
+            "threads": threads,
+        }
+        for option, value in positive.items():
+            if value is not None and value < 1:
+                raise OptionError(f"{option}={value}; at least 1 is needed")
+        options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
+        self.tokenizer = Tokenizer.load(folder)
+        self.chat_template = ChatTemplate.load(folder, self.tokenizer)
+        self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
+        self.backend = select_backend(backend, folder) if isinstance(backend, str) else backend
+        executable = self.backend.compile(
+            folder,
+            BackendOptions(
+                num_blocks=num_kv_blocks,
+                block_size=block_size,
+                threads=threads,
+                kv_cache_memory=kv_cache_memory,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len,
+            ),
+        )
+        if max_model_len is not None and max_model_len > executable.facts.max_model_len:
+            raise OptionError(
+                f"max_model_len={max_model_len} is more than the {executable.facts.max_model_len} positions that the "
+                f"model in {folder} has; give at most that"
+            )
+        self.engine = Engine(
+            executable,
+            options,
+            tokenizer=self.tokenizer,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            default_params=self.default_params,
+            max_model_len=max_model_len,
+        )
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._inboxes: dict[str, deque[CompletionDelta]] = {}
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since loading: tokens per second, time to first token, KV blocks used, peak and in all."""
+        return self.engine.stats
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        on_finished: Callable[[int, RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt, all of them together, and return the results in order.
+
+        A prompt is a text or a list of token ids. `params` and `priority` are for all prompts, or one each.
+        `on_finished(position, output)` is called as each prompt is done. Raises RequestError before anything
+        runs when one of the prompts cannot be served, and whatever error ends a request later; in that case
+        the other requests of this call are aborted.
+        """
+        requests = self._prepare(_as_prompts(prompts), params, priority, add_special_tokens=True)
+        return self._collect(requests, on_finished)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        priority: int | Sequence[int] = 0,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+        on_finished: Callable[[int, RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, rendered with the bundle's chat template."""
+        prompts = [
+            self._render(conversation, tools, add_generation_prompt, template_variables)
+            for conversation in _as_conversations(messages)
+        ]
+        return self._collect(self._prepare(prompts, params, priority, add_special_tokens=False), on_finished)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Generator[CompletionDelta, None, None]:
+        """Continue one prompt and yield what each step adds; the last delta carries the whole `output`.
+
+        Errors in the request are raised at once. Closing the iterator, or dropping it, aborts the request.
+        """
+        return self._deltas(self._prepare([prompt], params, priority, add_special_tokens=True)[0])
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> Generator[CompletionDelta, None, None]:
+        """Answer one conversation and yield what each step adds, as `stream` does."""
+        prompt = self._render(messages, tools, add_generation_prompt, template_variables)
+        return self._deltas(self._prepare([prompt], params, priority, add_special_tokens=False)[0])
+
+    def _render(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        return self.chat_template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(variables or {})
+        )
+
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+        add_special_tokens: bool,
+    ) -> list[Request]:
+        each_params = _one_each("params", params, len(prompts))
+        priorities = _one_each("priority", priority, len(prompts))
+        requests = []
+        for prompt, prompt_params, prompt_priority in zip(prompts, each_params, priorities, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+            requests.append(
+                self.engine.prepare(str(next(self._ids)), ids, prompt_params, prompt=text, priority=prompt_priority)
+            )
+        return requests
+
+    def _collect(
+        self, requests: list[Request], on_finished: Callable[[int, RequestOutput], None] | None
+    ) -> list[RequestOutput]:
+        places = {request.id: place for place, request in enumerate(requests)}
+        outputs: dict[str, RequestOutput] = {}
+        inbox: deque[CompletionDelta] = deque()
+        try:
+            self._submit(requests, inbox)
+            while len(outputs) < len(requests):
+                delta = self._next(inbox)
+                if delta.output is None:
+                    continue
+                if delta.output.error is not None:
+                    raise delta.output.error
+                outputs[delta.request_id] = delta.output
+                if on_finished is not None:
+                    on_finished(places[delta.request_id], delta.output)
+        finally:
+            self._forget(requests)
+        return [outputs[request.id] for request in requests]
+
+    def _deltas(self, request: Request) -> Generator[CompletionDelta, None, None]:
+        inbox: deque[CompletionDelta] = deque()
+        output = None
+        try:
+            self._submit([request], inbox)
+            while output is None:
+                delta = self._next(inbox)
+                output = delta.output
+                if output is not None and output.error is not None:
+                    raise output.error
+                yield delta
+        finally:
+            self._forget([request])
+
+    def _submit(self, requests: list[Request], inbox: deque[CompletionDelta]) -> None:
+        with self._lock:
+            for request in requests:
+                self._inboxes[request.id] = inbox
+                self.engine.submit(request)
+
+    def _next(self, inbox: deque[CompletionDelta]) -> CompletionDelta:
+        """Return the next delta of an inbox, running steps until there is one."""
+        while True:
+            with self._lock:
+                if inbox:
+                    return inbox.popleft()
+                if not self.engine.has_unfinished:
+                    raise RequestError("the request was aborted from outside while its result was awaited")
+                for delta in self.engine.step():
+                    taker = self._inboxes.get(delta.request_id)
+                    if taker is not None:
+                        taker.append(delta)
+
+    def _forget(self, requests: list[Request]) -> None:
+        """Abort what has not finished, and take no more deltas of these requests."""
+        with self._lock:
+            for request in requests:
+                self.engine.abort(request.id)
+                self._inboxes.pop(request.id, None)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    for place, item in enumerate(listed):
+        if not isinstance(item, str) and not (
+            isinstance(item, Sequence) and all(isinstance(token_id, int) for token_id in item)
+        ):
+            raise RequestError(f"prompt {place} is {item!r:.60}; expected a text or a list of token ids")
+    return listed
+
+
+def _as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    listed: list[Any] = list(messages)
+    if not listed or isinstance(listed[0], Mapping):
+        return [listed]
+    return listed
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    if not isinstance(values, Sequence):
+        return [values] * count
+    if len(values) != count:
+        raise RequestError(f"{len(values)} {name} for {count} prompts; give one for all or one for each")
+    return list(values)

@@ -1,0 +1,251 @@
+"""Chat templates: a conversation to the text that the model was trained on, as `transformers` renders it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from inferencex.formats.errors import BundleError, RequestError
+from inferencex.runtime.text.side_files import read_json_object, read_text
+from inferencex.runtime.text.special_tokens import CONFIG_FILE
+from inferencex.runtime.text.tokenizer import Tokenizer
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+Message = Mapping[str, Any]
+
+# What a template can do wrong at run time: its own errors, and Python's from the values it handles.
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """The chat templates of one bundle, by name; rendering runs in a sandbox, for templates are foreign code."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._environment = _environment()
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    @classmethod
+    def load(cls, bundle_dir: Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """Read the templates of `bundle_dir`; a bundle without any gives an object that is false.
+
+        `chat_template.jinja` and `additional_chat_templates/*.jinja` take the place of those in
+        `tokenizer_config.json`, which are one text or a list of named ones. Raises BundleError for files that
+        cannot be read; a template that is no valid Jinja is reported when it is used.
+        """
+        templates: dict[str, str] = {}
+        single = bundle_dir / "chat_template.jinja"
+        if single.is_file():
+            templates["default"] = read_text(single)
+        for path in sorted((bundle_dir / "additional_chat_templates").glob("*.jinja")):
+            templates[path.name.removesuffix(".jinja")] = read_text(path)
+        if not templates:
+            templates = _configured(bundle_dir / CONFIG_FILE)
+        return cls(templates, tokenizer.special_tokens)
+
+    def __bool__(self) -> bool:
+        """Whether there is any template."""
+        return bool(self._sources)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the templates."""
+        return sorted(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the text of a conversation; encode it with `add_special_tokens=False`.
+
+        messages:              objects with `role`, `content` and what else the template knows
+        tools:                 JSON schemas of the functions that the model may call
+        add_generation_prompt: end with the header of the assistant's turn
+        documents:             texts to answer from, for templates that support it
+        template:              name of the template; by default `tool_use` when there are tools, else `default`
+        variables:             further variables (`enable_thinking=False`); they go before the special tokens
+
+        Raises RequestError when there is no such template, a message is not an object, or the template fails.
+        """
+        if not messages:
+            raise RequestError("messages is empty; a chat needs at least one message")
+        name = self._choose(template, tools)
+        context = {
+            **self._special_tokens,
+            **_plain(variables),
+            "messages": [_message(message, index) for index, message in enumerate(messages)],
+            "tools": _objects(tools, "tools"),
+            "documents": _objects(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._compile(name).render(context)
+        except _TEMPLATE_FAILURES as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RequestError(f"the chat template {name!r} cannot render these messages: {reason}") from error
+
+    def _choose(self, name: str | None, tools: object) -> str:
+        if not self._sources:
+            raise RequestError(
+                "this model has no chat template; send it plain text instead of messages (on the command line: --raw)"
+            )
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise RequestError(f"there is no chat template {name!r}; this model has {', '.join(self.names)}")
+        return name
+
+    def _compile(self, name: str) -> jinja2.Template:
+        if name not in self._compiled:
+            self._compiled[name] = self._environment.from_string(self._sources[name])
+        return self._compiled[name]
+
+
+def _configured(path: Path) -> dict[str, str]:
+    """Return the templates that `tokenizer_config.json` carries."""
+    value = read_json_object(path).get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise BundleError(f"{path}: chat_template is neither a text nor a list of named templates")
+    return value
+
+
+def _objects(values: Sequence[Mapping[str, Any]] | None, what: str) -> list[Any] | None:
+    if values is None:
+        return None
+    for index, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise RequestError(f"{what}[{index}] is a {type(value).__name__}, expected an object")
+    return [_plain(value) for value in values]
+
+
+def _message(message: Message, index: int) -> dict[str, Any]:
+    """Return a message as templates expect it: keys without a value left out, reasoning under each of its names."""
+    if not isinstance(message, Mapping):
+        raise RequestError(f"messages[{index}] is a {type(message).__name__}, expected an object with role and content")
+    plain: dict[str, Any] = {key: value for key, value in _plain(message).items() if value is not None}
+    for field in _REASONING_FIELDS:
+        if field in plain:
+            return {"thinking": plain[field], **plain, "reasoning_content": plain[field]}
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Copy JSON-like data; templates see no other objects, since the sandbox cannot know what their methods do."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise RequestError(f"chat messages are texts, numbers, lists and objects; found a {type(value).__name__}")
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; in inference its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Any) -> str:
+        return str(caller())
+
+
+class _GuardedNamespace(Namespace):
+    """Jinja's `namespace` without names that start with an underscore: they lead into Python's internals."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be one of the attributes
+        self, *rest = args
+        values = dict(*rest, **attributes)
+        for name in values:
+            _refuse_underscore(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace attribute may not start with an underscore: {name!r}")
+
+
+class _GuardedDict:
+    """What `dict` is inside templates: callable, and nothing else of the type."""
+
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The `tojson` filter without the escapes for HTML that Jinja's own adds."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "dict": _GuardedDict(),
+            "namespace": _GuardedNamespace,
+        }
+    )
+    return environment

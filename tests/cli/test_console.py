@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+
+from inferencex.cli.console import DebugOption, debugging, exit_status
+from inferencex.formats.errors import OptionError
+
+
+def application(action: Callable[[], object]) -> typer.Typer:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(number: int = 0, debug: DebugOption = False) -> None:
+        action()
+
+    return app
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "printed"),
+    [
+        (OptionError("file [a/b] is not there"), 1, "error: file [a/b] is not there\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt("3 of 9 lines"), 130, "interrupted: 3 of 9 lines\n"),
+        (typer.Exit(7), 7, ""),
+        (typer.Abort(), 1, "error: the input ended before there was an answer\n"),
+        (EOFError(), 1, "error: the input ended before there was an answer\n"),
+        (
+            ZeroDivisionError("division by zero"),
+            1,
+            "error: unexpected ZeroDivisionError: division by zero (--debug shows where)\n",
+        ),
+        (typer.BadParameter("no such colour"), 2, "error: Invalid value: no such colour (see: tool --help)\n"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch.nn"), 1, None),
+    ],
+)
+def test_errors_are_one_line(
+    error: BaseException, status: int, printed: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status(application(raising(error)), "tool", [], extra="convert") == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    if printed is None:
+        printed = (
+            "error: tool needs the package torch, which is not installed; run: pip install 'inferencex[convert]'\n"
+        )
+    assert captured.err == printed
+
+
+def test_long_errors_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(application(raising(OptionError("word " * 100))), "tool", []) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--nope"], "No such option: --nope"), (["--number", "x"], "Invalid value for '--number'"), (["extra"], "extra")],
+)
+def test_wrong_use_is_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(application(lambda: None), "tool", arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.endswith("(see: tool --help)\n")
+
+
+def test_tracebacks_are_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = application(raising(OptionError("wrong")))
+    assert exit_status(app, "tool", ["--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert exit_status(app, "tool", []) == 1
+    assert not debugging()
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("INFERENCEX_DEBUG", "1")
+    assert exit_status(app, "tool", []) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_success_and_help_are_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(application(lambda: typer.echo("done")), "tool", []) == 0
+    assert capsys.readouterr().out == "done\n"
+    assert exit_status(application(lambda: None), "tool", ["--help"]) == 0
+    assert "--debug" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    code = (
+        "import sys, typer\n"
+        "from inferencex.cli.console import run_app\n"
+        "app = typer.Typer(add_completion=False)\n"
+        "@app.command()\n"
+        "def command() -> None:\n"
+        "    for number in range(100000): print(number)\n"
+        "run_app(app, 'tool', [])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
