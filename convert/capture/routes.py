@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import masking_utils
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -21,7 +22,7 @@ from inferencex.convert.capture import ops
 from inferencex.formats.errors import CaptureError
 
 NAME = "inferencex"
-MaskFunction = Callable[[int, int, int, int], bool]
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -69,7 +70,11 @@ def attention_route(
 
 def mask_route(*, mask_function: MaskFunction, **ignored: Any) -> Tensor:
     """Serve as a mask implementation: find the window or chunk of `mask_function`, and return an opaque mask."""
-    window, chunk = mask_shape(mask_function)
+    with _disable_current_modes():
+        try:
+            window, chunk = mask_shape(mask_function)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            raise CaptureError(f"the attention mask depends on more than positions ({error})") from error
     if _positions.value is None:
         raise CaptureError("a mask was asked for outside of a capture")
     return ops.causal_mask(_positions.value, window, chunk)
@@ -78,40 +83,54 @@ def mask_route(*, mask_function: MaskFunction, **ignored: Any) -> Tensor:
 def mask_shape(mask_function: MaskFunction) -> tuple[int, int]:
     """Describe a mask by `(window, chunk)`, 0 where it has none; `mask_function(batch, head, query, key)`.
 
-    Raises CaptureError when it is not causal attention with at most one of the two.
+    The mask is probed, not parsed. Raises CaptureError when it is not causal with at most one of the two.
     """
-    far = 1 << 21
+    zero = torch.zeros((), dtype=torch.int64)
+
+    def sees(queries: Tensor, keys: Tensor) -> Tensor:
+        return torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(queries.shape).to(torch.bool)
 
     def first_seen(query: int) -> int:
+        """Find the earliest key a query sees; what it sees is one stretch that ends at itself."""
         low, high = 0, query
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if mask_function(0, 0, query, middle) else (middle + 1, high)
+            seen = bool(sees(torch.tensor([query]), torch.tensor([middle])))
+            low, high = (low, middle) if seen else (middle + 1, high)
         return low
 
-    try:
-        window = far - first_seen(far) + 1 if first_seen(far) else 0
-        chunk = 0
-        if window and far + 1 - first_seen(far + 1) + 1 != window:
-            low, high = 0, far
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if first_seen(middle) else (middle + 1, high)
-            window, chunk = 0, low
-        queries = [0, 1, 2, 3, 17, 100, 1023, 4096, 65537, far]
-        queries += [q for size in (window, chunk) if size for q in (size - 1, size, size + 1, 2 * size, 3 * size + 1)]
-        for query in queries:
-            for key in {0, 1, query // 2, query - 1, query, query + 1, query + 9, *range(query - window - 2, query)[:4]}:
-                if key < 0:
-                    continue
-                expected = key <= query and (not window or query - key < window)
-                expected = expected and (not chunk or query // chunk == key // chunk)
-                if bool(mask_function(0, 0, query, key)) != expected:
-                    raise CaptureError(
-                        f"the attention mask is not causal with one window or chunk (query {query}, key {key})"
-                    )
-    except (TypeError, RuntimeError) as error:
-        raise CaptureError(f"the attention mask depends on more than positions ({error})") from error
+    far = 1 << 21
+    window = far - first_seen(far) + 1 if first_seen(far) else 0
+    chunk = 0
+    if window and far + 1 - first_seen(far + 1) + 1 != window:
+        low, high = 0, far
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if first_seen(middle) else (middle + 1, high)
+        window, chunk = 0, low
+    near = torch.arange(0, 96)
+    edges = [size + delta for size in (window, chunk) if size for delta in (-1, 0, 1, size, 2 * size + 1)]
+    queries = torch.tensor([100, 1023, 4096, 65537, far, *edges])
+    steps = torch.tensor([-9, -1, 0, 1, 2, 17, *[size + d for size in (window, chunk) if size for d in (-1, 0, 1)]])
+    pairs = torch.cat(
+        [
+            torch.cartesian_prod(near, near),
+            torch.stack([queries.repeat_interleave(len(steps)), (queries[:, None] - steps).flatten()], dim=1),
+            torch.stack([queries, torch.zeros_like(queries)], dim=1),
+        ]
+    )
+    query, key = pairs[(pairs >= 0).all(1)].unbind(1)
+    expected = key <= query
+    if window:
+        expected &= query - key < window
+    if chunk:
+        expected &= query // chunk == key // chunk
+    wrong = (sees(query, key) != expected).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise CaptureError(
+            f"the attention mask is not causal with at most one window or chunk (query {query[at]}, key {key[at]})"
+        )
     return window, chunk
 
 

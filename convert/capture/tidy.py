@@ -128,7 +128,7 @@ class _Tidier:
         if shape is not None and shape == static_shape(source.meta["val"].shape):
             self._replace(node, source)
         elif shape is not None:
-            node.target = _aten.view.default
+            node.target = _aten.reshape.default  # a view may be impossible where the original was a copy
             node.args = (source, shape)
 
     def _fix_expand(self, node: Node) -> None:

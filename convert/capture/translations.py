@@ -142,6 +142,7 @@ def table() -> dict[Callable[..., Any], Callable[..., Any]]:
         own.causal_mask.default: causal_mask,
         own.expert_linear.default: expert_linear,
         aten.view.default: view,
+        aten.reshape.default: view,
         aten.slice.Tensor: slice_tensor,
         aten.cat.default: cat,
         aten.unsqueeze.default: unsqueeze,

@@ -27,6 +27,7 @@ def name_values(model: ir.Model) -> None:
                     break
             value.name = name
         node.name = str(node.outputs[0].name)
+    _name_dimensions(model)
     (logits,) = graph.outputs
     logits.name = "logits"
     counters.clear()
@@ -40,3 +41,18 @@ def name_values(model: ir.Model) -> None:
         if value.const_value is not None:
             value.const_value.name = value.name
         graph.initializers[value.name] = value
+
+
+def _name_dimensions(model: ir.Model) -> None:
+    """Call the symbolic dimensions `tokens` and `rows`."""
+    graph = model.graph
+    inputs = {str(v.name): v for v in graph.inputs}
+    names: dict[str, str] = {}
+    for name, source in (("tokens", "token_ids"), ("rows", "logit_rows")):
+        shape = inputs[source].shape
+        assert shape is not None
+        names[str(shape[0])] = name
+    values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
+    for value in values:
+        if value.shape is not None:
+            value.shape = ir.Shape(d if isinstance(d, int) else names.get(str(d), str(d)) for d in value.shape)

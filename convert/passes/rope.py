@@ -24,6 +24,7 @@ from inferencex.runtime.backends.reference.operators import OPERATORS
 
 _MOVES = {"Neg", "Slice", "Concat", "Reshape", "Transpose", "Split", "Unsqueeze", "Squeeze", "Gather", "Identity", "Expand"}
 _JOINS = _MOVES | {"Add", "Sub", "Mul"}
+_CROSSED = _JOINS | {"RMSNormalization", "LayerNormalization", "Clip"}  # may stand between RoPE and attention
 _PROBE_POSITIONS = (0, 1, 2, 5, 11, 23, 40)
 _TOLERANCE = 2e-5
 
@@ -171,7 +172,7 @@ class _RopeFusion:
             if current in below:
                 return below[current]
             node = current.producer()
-            if node is None or node.domain != "" or node.op_type not in _JOINS or current in self.positions.values:
+            if node is None or node.domain != "" or node.op_type not in _CROSSED or current in self.positions.values:
                 return {}
             if node.op_type == "Mul" and any(v in self.positions.values for v in node.inputs):
                 return {node: None}

@@ -30,9 +30,11 @@ def quantize_weight(
 ) -> QuantizedWeight:
     """Quantize `weight`, float32, float16 or bfloat16 `[..., N, K]`, group by group along K.
 
-    `search` looks for the range of each group that gives the least squared error, weighted with `importance` (by
-    input channel, float32 `[K]`, or `[E, K]` for `[E, N, K]`) where that is given; the error is never larger than that
-    of the full range, which is what is used without `search`. Scales are float16, or float32 when one of them is
+    `search` looks for the range of each group that gives the least squared error, each weight's counted with its
+    `importance`: float32 `[K]` by input channel, or `[E, K]` for `[E, N, K]`. Without one, or where a group's are all
+    zero, w^2 + mean(w^2) over the group is used: the plain squared error clips large weights, which was measured to
+    make whole models worse than no search at all. The weighted error is never larger than that of the full range,
+    which is what is used without `search`. Scales are float16, or float32 when one of them is
     outside float16's normal range; errors are measured with the scale as it is stored. Groups whose weights are all
     below 2^-100 become zeros. The result does not depend on `threads`.
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS, get_gguf_config
+from transformers.integrations.gguf.reader import read_gguf_metadata
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inferencex.convert.source.base import Checkpoint, TensorHandle, WeightFile
@@ -18,6 +22,17 @@ from inferencex.convert.source.gguf_rope import apply_rope_scaling
 from inferencex.convert.source.gguf_tokenizer import write_tokenizer
 from inferencex.convert.source.scratch import Scratch
 from inferencex.formats.errors import SourceError
+
+_EMBEDDING = "token_embd.weight"
+# Settings that the shapes of the tensors confirm, whatever the configuration's defaults are.
+_CHECKED_SETTINGS = {
+    "attention.key_length",
+    "attention.value_length",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "rope.dimension_count",
+    "vocab_size",
+}
 
 
 def open_gguf(path: Path, *, name: str) -> Checkpoint:
@@ -33,7 +48,7 @@ def open_gguf(path: Path, *, name: str) -> Checkpoint:
     config = _read_config(parts, directory)
     apply_rope_scaling(config, parts)
     config_dict = _write_configs(config, parts[0], directory)
-    warnings = write_tokenizer(parts[0], directory)
+    warnings = [*_unused_settings(config, parts[0]), *write_tokenizer(parts[0], directory)]
     return Checkpoint(
         name=name,
         kind="gguf",
@@ -59,26 +74,24 @@ def architecture_of(part: GgufFile) -> str:
 
 
 def _read_config(parts: Sequence[GgufFile], directory: Path) -> PreTrainedConfig:
-    """Let transformers derive the configuration from the metadata alone.
-
-    Its reader builds a Python object for every string of the vocabulary, which takes seconds. The configuration
-    depends on none of them, so it is given a file of the same metadata without the vocabulary.
-    """
+    """Let transformers derive the configuration from the metadata and the names of the tensors."""
     first = parts[0]
     architecture = architecture_of(first)
-    stub = directory / "metadata.gguf"
-    stub.write_bytes(_without_vocabulary(first, [name for part in parts for name in part.tensors]))
+    names = [name for part in parts for name in part.tensors]
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, gguf_file=stub.name, local_files_only=True)
+        if architecture in GGUF_CONFIG_ARCHS:
+            metadata, _ = read_gguf_metadata(str(first.path))
+            config: PreTrainedConfig = AutoConfig.for_model(**get_gguf_config(metadata, tuple(names)))
+        else:
+            config = _read_config_of_stub(first, names, directory / "metadata.gguf")
     except CONFIG_ERRORS as error:
         raise SourceError(
-            f"{first.path}: transformers cannot read the architecture {architecture!r} from GGUF ({error}); "
+            f"{first.path}: transformers cannot read the architecture {architecture!r} from GGUF ({error!r}); "
             "use the Hugging Face checkpoint of the model"
         ) from error
-    finally:
-        stub.unlink()
-    if f"{architecture}.vocab_size" not in first.metadata:
-        config.vocab_size = first.strings.get("tokenizer.ggml.tokens", config.vocab_size)
+    embedding = next((part.tensors[_EMBEDDING] for part in parts if _EMBEDDING in part.tensors), None)
+    if embedding is not None:
+        config.vocab_size = embedding.shape[0]
     if not config.architectures:
         # GGUF names no class.
         known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
@@ -86,6 +99,42 @@ def _read_config(parts: Sequence[GgufFile], directory: Path) -> PreTrainedConfig
             raise SourceError(f"{first.path}: model type {config.model_type!r} is not a causal language model")
         config.architectures = [known]
     return config
+
+
+def _read_config_of_stub(first: GgufFile, names: Sequence[str], stub: Path) -> PreTrainedConfig:
+    """Read the configuration from a file of the same metadata without the vocabulary.
+
+    transformers' older reader builds a Python object for every string, which takes seconds, and the configuration
+    depends on none of them but for their number.
+    """
+    stub.write_bytes(_without_vocabulary(first, names))
+    # It warns of the absent vocabulary, whose size is set by the caller.
+    quieted = logging.getLogger("transformers.modeling_gguf_pytorch_utils")
+    level = quieted.level
+    quieted.setLevel(logging.ERROR)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(stub.parent, gguf_file=stub.name, local_files_only=True)
+    finally:
+        stub.unlink()
+        quieted.setLevel(level)
+    return config
+
+
+def _unused_settings(config: PreTrainedConfig, first: GgufFile) -> list[str]:
+    """Warn of settings in the file that transformers' configuration of it does not take over."""
+    architecture = architecture_of(first)
+    if architecture in GGUF_CONFIG_ARCHS:
+        return []
+    mapping: Any = GGUF_CONFIG_MAPPING
+    table = mapping.get(config.model_type) or mapping.get(architecture, {})
+    keys = [key.removeprefix(f"{architecture}.") for key in first.metadata if key.startswith(f"{architecture}.")]
+    unused = [key for key in keys if key not in table and key not in _CHECKED_SETTINGS and "rope.scaling." not in key]
+    if not unused:
+        return []
+    return [
+        f"{first.path.name}: transformers' {type(config).__name__} uses its defaults in place of these settings: "
+        f"{', '.join(sorted(unused))}"
+    ]
 
 
 def _without_vocabulary(first: GgufFile, names: Sequence[str]) -> bytes:

@@ -53,7 +53,35 @@ def apply_rope_scaling(config: PreTrainedConfig, parts: Sequence[GgufFile]) -> N
             raise SourceError(f"{handle.path}: tensor {name!r} (per-frequency RoPE factors) is not supported here")
         scaling = _llama3_scaling(config, handle.load(), f"{handle.path}: tensor {name!r}")
     if scaling is not None:
-        config.rope_parameters = {**(config.rope_parameters or {}), **scaling}
+        _set_scaling(config, scaling, str(first.path))
+    _check_rotated_width(config, first)
+
+
+def _set_scaling(config: PreTrainedConfig, scaling: dict[str, object], where: str) -> None:
+    current = getattr(config, "rope_parameters", None)
+    if not isinstance(current, dict):
+        raise SourceError(f"{where}: scales RoPE, but {type(config).__name__} has no rope_parameters")
+    if "full_attention" in current:
+        # Where layer types have settings of their own, GGUF scales the layers that see the whole context.
+        scaled = {**(current["full_attention"] or {}), **scaling}
+        config.rope_parameters = {**current, "full_attention": scaled}
+    else:
+        config.rope_parameters = {**current, **scaling}
+
+
+def _check_rotated_width(config: PreTrainedConfig, first: GgufFile) -> None:
+    """Refuse a model that rotates another part of each head than its configuration says."""
+    rotated = first.metadata.get(f"{first.metadata['general.architecture']}.rope.dimension_count")
+    rope = getattr(config, "rope_parameters", None)
+    if rotated is None or not isinstance(rope, dict) or "rope_theta" not in rope:
+        return
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    partial = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    if rotated != int(head_dim * partial):
+        raise SourceError(
+            f"{first.path}: rotates {rotated} of {head_dim} values of each head, but transformers' configuration of it "
+            f"rotates {int(head_dim * partial)}; use the Hugging Face checkpoint of the model"
+        )
 
 
 def _llama3_scaling(config: PreTrainedConfig, factors: torch.Tensor, where: str) -> dict[str, object] | None:

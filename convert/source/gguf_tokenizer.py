@@ -34,7 +34,7 @@ def write_tokenizer(part: GgufFile, directory: Path) -> list[str]:
     try:
         architecture, vocabulary, settings = get_gguf_tokenizer(str(part.path))
         backend, _ = convert_gguf_tokenizer(architecture, vocabulary)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:  # the tokenizers library raises bare Exception for a vocabulary it cannot use
         raise SourceError(f"{part.path}: transformers cannot rebuild the tokenizer ({error})") from error
     split = vocabulary.get("pre_tokenizer_type")
     if vocabulary.get("tokenizer_type") == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS:

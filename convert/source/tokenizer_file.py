@@ -17,7 +17,7 @@ def convert_tokenizer(directory: Path, destination: Path, *, name: str, trust_re
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # the tokenizers library raises bare Exception for damaged files
         raise SourceError(
             f"{name}: transformers cannot load its tokenizer ({error}); if it is defined by Python code inside the "
             "checkpoint, read that code, then pass --trust-remote-code if you trust it"

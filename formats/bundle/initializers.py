@@ -20,7 +20,10 @@ _MAX_DEPTH = 16
 
 @dataclass(frozen=True)
 class QuantizedUse:
-    """A DequantizeLinear of the graph whose integers, scales and zero points are initializers (maybe gathered)."""
+    """A DequantizeLinear of the graph whose integers, scales and zero points are initializers.
+
+    `gathered` says that it sees rows of them, as an embedding does.
+    """
 
     node: str
     values: str
@@ -28,6 +31,27 @@ class QuantizedUse:
     zero_points: str | None
     axis: int
     block_size: int
+    gathered: bool
+
+
+def check_names(model: onnx.ModelProto) -> None:
+    """Refuse names that are not UTF-8, which protocol buffers hand over as bytes where the type says text.
+
+    Raises BundleError.
+    """
+    for graph in _graphs(model.graph):
+        texts: list[object] = [text for tensor in graph.initializer for text in _texts_of(tensor)]
+        texts += [value.name for value in (*graph.input, *graph.output)]
+        for node in graph.node:
+            texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            texts += [attribute.name for attribute in node.attribute]
+        for text in texts:
+            if not isinstance(text, str):
+                raise BundleError(f"{GRAPH_FILE}: the name {text!r} is not valid UTF-8; the file is damaged")
+
+
+def _texts_of(tensor: onnx.TensorProto) -> list[str]:
+    return [tensor.name, *(text for item in tensor.external_data for text in (item.key, item.value))]
 
 
 def match_initializers(
@@ -39,7 +63,6 @@ def match_initializers(
     points outside the bundle or to other bytes than the tensor of its name, or whose type and shape do not fit, for a
     stored tensor that no initializer uses, and for a name that occurs twice.
     """
-    _check_texts(model)
     owners: dict[str, str] = {}
     for location, entries in shards.items():
         for name in entries:
@@ -142,22 +165,6 @@ def _graphs(graph: onnx.GraphProto, depth: int = 0) -> Iterator[onnx.GraphProto]
                 yield from _graphs(inner, depth + 1)
 
 
-def _check_texts(model: onnx.ModelProto) -> None:
-    """Refuse names that are not UTF-8, which protocol buffers hand over as bytes where the type says text."""
-    for graph in _graphs(model.graph):
-        texts: list[object] = [text for tensor in graph.initializer for text in _texts_of(tensor)]
-        for node in graph.node:
-            texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
-            texts += [attribute.name for attribute in node.attribute]
-        for text in texts:
-            if not isinstance(text, str):
-                raise BundleError(f"{GRAPH_FILE}: the name {text!r} is not valid UTF-8; the file is damaged")
-
-
-def _texts_of(tensor: onnx.TensorProto) -> list[str]:
-    return [tensor.name, *(text for item in tensor.external_data for text in (item.key, item.value))]
-
-
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for graph in _graphs(model.graph):
         if graph.sparse_initializer:
@@ -185,5 +192,6 @@ def quantized_uses(model: onnx.ModelProto) -> list[QuantizedUse]:
             zero_points = inputs[2] if len(inputs) > 2 and inputs[2] else None
             label = node.name or node.output[0]
             axis, block_size = integers.get("axis", 1), integers.get("block_size", 0)
-            uses.append(QuantizedUse(label, inputs[0], inputs[1], zero_points, axis, block_size))
+            is_gathered = inputs[0] != node.input[0]
+            uses.append(QuantizedUse(label, inputs[0], inputs[1], zero_points, axis, block_size, is_gathered))
     return uses

@@ -15,8 +15,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from inferencex.formats.bundle.dataflow import check_dataflow
 from inferencex.formats.bundle.header import read_header
-from inferencex.formats.bundle.initializers import QuantizedUse, match_initializers, quantized_uses
+from inferencex.formats.bundle.initializers import QuantizedUse, check_names, match_initializers, quantized_uses
 from inferencex.formats.bundle.layout import GRAPH_FILE, MANIFEST_FILE, MAX_GRAPH_SIZE, MAX_MANIFEST_SIZE, is_shard_name
 from inferencex.formats.bundle.manifest import FileRecord, Manifest, parse_manifest
 from inferencex.formats.bundle.shards import StoredTensor
@@ -45,8 +46,8 @@ class Bundle:
         """Open the bundle in the folder `path`.
 
         Raises BundleError, naming the culprit, unless every file has its size (with `verify`, its hash), every
-        initializer of the graph is filled by the tensor of its name, every stored tensor is used, quantized weights
-        fit their scales and zero points, and every scale is finite.
+        initializer of the graph is filled by the tensor of its name, every stored tensor is used, every value a node
+        uses is made, quantized weights fit their scales and zero points, and every scale is finite.
         """
         try:
             return cls._open(path, verify=verify)
@@ -64,7 +65,9 @@ class Bundle:
             raise BundleError(f"{path / MANIFEST_FILE}: lists no {GRAPH_FILE}; the bundle is incomplete")
         shards = {name: read_header(path / name) for name in sorted(manifest.files) if is_shard_name(name)}
         proto = _parse_graph(path)
+        check_names(proto)
         bundle = cls(path, manifest, proto, match_initializers(proto, shards))
+        check_dataflow(proto)
         bundle._check_quantization()
         return bundle
 
@@ -149,6 +152,9 @@ class Bundle:
         values, scales = self.stored[use.values], self.stored[use.scales]
         where = f"{GRAPH_FILE}: node {use.node[:80]!r}"
         rank = len(values.shape)
+        if use.gathered and use.axis >= rank:
+            # Indices of more than one dimension add axes in front, and the stored tensor does not show how many.
+            return
         if not -rank <= use.axis < rank or use.block_size < 0:
             raise BundleError(f"{where}: axis {use.axis} and block size {use.block_size} do not fit rank {rank}")
         axis = use.axis % rank
@@ -159,6 +165,12 @@ class Bundle:
             expected = (values.shape[axis],)
         if scales.shape != expected and scales.shape != ():
             raise BundleError(f"{where}: scales {use.scales!r} are {list(scales.shape)}, expected {list(expected)}")
+        entry = self.manifest.quantization.get(use.values)
+        if entry is not None and use.block_size != max(entry.group_size, 0):
+            raise BundleError(
+                f"{where}: block size {use.block_size}, {MANIFEST_FILE} says {use.values!r} has groups of "
+                f"{entry.group_size}"
+            )
         if use.zero_points is None or use.zero_points not in self.stored:
             return
         zero_points = self.stored[use.zero_points]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +69,8 @@ class BundleWriter:
         self._sealed = False
 
     def __enter__(self) -> Self:
-        self._staging = Staging(self._path)
+        with self._written():
+            self._staging = Staging(self._path)
         self._shards = ShardWriter(self._staging.path, self._max_shard_size)
         self._open = True
         return self
@@ -84,6 +86,17 @@ class BundleWriter:
         if kind is None:
             raise BundleError(f"{self._path}: the bundle was left without being committed, and discarded")
 
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say what a failure to write means for the bundle."""
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self._path
+            raise BundleError(
+                f"{where}: cannot be written: {error.strerror or error}; {self._path} is as it was before"
+            ) from error
+
     @property
     def staged(self) -> Path:
         """The folder being written, hidden beside the destination."""
@@ -97,7 +110,8 @@ class BundleWriter:
         """
         if self._stored is not None:
             raise BundleError(f"tensor {name!r}: the graph is written, no tensor can be added")
-        self._shards.add(name, data, dtype, tuple(shape))
+        with self._written():
+            self._shards.add(name, data, dtype, tuple(shape))
 
     def add_quantized(self, name: str, tensor: QuantizedTensor, *, method: str) -> TensorQuantization:
         """Store a quantized weight as `name`, `name.scales` and, when asymmetric, `name.zero_points`."""
@@ -138,7 +152,8 @@ class BundleWriter:
         ]
         if unfilled:
             raise BundleError(f"{len(unfilled)} initializers were never stored: {_listed(unfilled)}")
-        self._stored = self._shards.finish()
+        with self._written():
+            self._stored = self._shards.finish()
         unused = sorted(set(self._stored) - set(initializers))
         if unused:
             raise BundleError(f"{len(unused)} stored tensors are not initializers of the graph: {_listed(unused)}")
@@ -147,7 +162,8 @@ class BundleWriter:
         data = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
         if len(data) > MAX_GRAPH_SIZE:
             raise BundleError(f"{GRAPH_FILE}: {len(data)} bytes, the limit of the format is {MAX_GRAPH_SIZE}")
-        (self._staging.path / GRAPH_FILE).write_bytes(data)
+        with self._written():
+            (self._staging.path / GRAPH_FILE).write_bytes(data)
         self._graph_written = True
 
     def add_side_file(self, name: str, content: Path | bytes) -> None:
@@ -158,8 +174,10 @@ class BundleWriter:
             raise BundleError(f"{self._path}: the name {name!r} is taken; a side file needs its own")
         if self._sealed:
             raise BundleError(f"{self._path}: sealed, the side file {name!r} comes too late")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+        data = content if isinstance(content, bytes) else content.read_bytes()
+        with self._written():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
 
     def seal(self, manifest: Manifest) -> Path:
         """Write `bundle.json`: `manifest` plus every file's size and hash and every tensor's quantization.
@@ -172,7 +190,9 @@ class BundleWriter:
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         records = {file.relative_to(folder).as_posix(): _record(file) for file in files}
         complete = replace(manifest, files=records, quantization={**manifest.quantization, **self._quantization})
-        (folder / MANIFEST_FILE).write_bytes(complete.to_bytes())
+        data = complete.to_bytes()
+        with self._written():
+            (folder / MANIFEST_FILE).write_bytes(data)
         self._sealed = True
         return folder
 
@@ -180,13 +200,15 @@ class BundleWriter:
         """Write `report.json` and `report.md`; they are not hashed, because they hold timings."""
         texts = (json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n", markdown)
         for name, text in zip(REPORT_FILES, texts, strict=True):
-            (self._staging.path / name).write_text(text, encoding="utf-8")
+            with self._written():
+                (self._staging.path / name).write_text(text, encoding="utf-8")
 
     def commit(self) -> Path:
         """Put the bundle in place, in one step, and return its path."""
         if not self._sealed:
             raise BundleError(f"{self._path}: a bundle is committed after it is sealed")
-        self._staging.commit()
+        with self._written():
+            self._staging.commit()
         self._open = False
         for tensor in self._bound:
             tensor.base_dir = self._path

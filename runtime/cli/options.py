@@ -35,8 +35,8 @@ Input = Annotated[
         _INPUT,
         "--input",
         metavar="FILE",
-        help='JSON Lines; each has "prompt", "messages" or "token_ids", and may have "id", "tools" and sampling '
-        "parameters.",
+        help='JSON Lines; each has "prompt", "messages" or "token_ids", and may have "id", "tools", '
+        '"priority" and sampling parameters.',
     ),
 ]
 Output = Annotated[

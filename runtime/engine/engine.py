@@ -171,7 +171,6 @@ class Engine:
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self._end(sequence, "abort")
-        self._undelivered = [delta for delta in self._undelivered if delta.request_id != request_id]
         return self._close(request, None)
 
     def step(self) -> list[CompletionDelta]:

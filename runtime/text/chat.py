@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from inferencex.formats.errors import BundleError, RequestError
-from inferencex.runtime.text.side_files import read_json_object, read_text
-from inferencex.runtime.text.special_tokens import CONFIG_FILE
-from inferencex.runtime.text.tokenizer import Tokenizer
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from inferencex.formats.errors import BundleError, RequestError
+from inferencex.runtime.text.side_files import read_json_object, read_text
+from inferencex.runtime.text.special_tokens import CONFIG_FILE
+from inferencex.runtime.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
+
 from inferencex.formats.errors import BundleError
 from inferencex.runtime.text.side_files import read_json_object
-from tokenizers import AddedToken
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 CONFIG_FILE = "tokenizer_config.json"

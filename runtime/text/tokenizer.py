@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text.cleanup import clean_up_spaces
 from inferencex.runtime.text.side_files import read_json_object, read_text

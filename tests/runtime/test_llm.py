@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=10)
 
 def whole(llm: LLM) -> bool:
     llm.engine.check_integrity()
-    return not llm.engine.has_unfinished and llm.stats.kv_blocks_used == 0
+    return not llm._inboxes and not llm.engine.has_unfinished and llm.stats.kv_blocks_used == 0
 
 
 def test_prompts_of_every_form(text_bundle: Path, hash_backend: Any) -> None:

@@ -60,6 +60,16 @@ def test_bytes_left_over_at_the_end_are_flushed(text_bundle: Path, hash_backend:
     assert answer.text == llm.tokenizer.decode(answer.token_ids) == "\ufffd"
 
 
+def test_an_abort_gives_what_there_is(text_bundle: Path, hash_backend: Any) -> None:
+    llm = scripted(text_bundle, hash_backend, "ab🦜")
+    llm.engine.add_request("x", [5], SamplingParams(temperature=0.0, stop=["\ufffd", "abc"]))
+    texts = [delta.text for _ in range(4) for delta in llm.engine.step()]
+    assert texts == [""] * 4, "held back: what may be a stop string, and half a character"
+    output = llm.engine.abort("x")
+    assert output is not None and output.outputs[0].finish_reason == "abort"
+    assert output.outputs[0].text == "ab"
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_across_tokens(text_bundle: Path, hash_backend: Any, include: bool) -> None:
     llm = scripted(text_bundle, hash_backend, STORY)

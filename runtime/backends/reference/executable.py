@@ -43,7 +43,6 @@ class ReferenceExecutable:
         graph = model.graph
         self._graph = graph
         self._keep = keep_weights
-        self._state = AttentionState(options.num_blocks, options.block_size)
         self._nodes = list(graph)
         self._static = self._static_values()
         self._weights: dict[str, Tensor] = {}
@@ -52,6 +51,8 @@ class ReferenceExecutable:
         assert logits.shape is not None
         layers, per_token = kv_bytes_per_token(graph)
         self.facts = ModelFacts(int(logits.shape[-1]), max_model_len, layers, per_token)
+        self.num_blocks, self.block_size = options.blocks_for(self.facts), options.block_size
+        self._state = AttentionState(self.num_blocks, self.block_size)
         self._logits = str(logits.name)
 
     def _static_values(self) -> dict[str, ir.Node | ir.Value]:

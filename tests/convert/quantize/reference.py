@@ -26,6 +26,12 @@ def integer_range(bits: int, symmetric: bool) -> tuple[int, int]:
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
+def own_importance(group: Float64Array) -> Float64Array:
+    """Return what stands in for the importances of a group's weights when there are none."""
+    importance: Float64Array = group**2 + (group**2).mean()
+    return importance
+
+
 def fit_error(
     weights: Float64Array, scale: float, zero: float, limits: tuple[int, int], importance: Float64Array
 ) -> float:

@@ -14,7 +14,7 @@ from inferencex.convert.native import _quantize
 from inferencex.convert.quantize import Calibration, TensorScheme, method_named, quantize_weight
 from inferencex.formats.errors import QuantizationError
 from inferencex.formats.packing import PER_CHANNEL, unpack_int4
-from tests.convert.quantize.reference import fit_error, full_range, grid_error, groups_of, integer_range
+from tests.convert.quantize.reference import fit_error, full_range, grid_error, groups_of, integer_range, own_importance
 
 SCHEMES = [
     TensorScheme(kind, group_size, symmetric)
@@ -55,19 +55,19 @@ def test_search_is_as_good_as_a_finer_grid(scheme: TensorScheme, weighted: bool)
     weight = heavy_tailed((8, 100), seed=3)
     importance = np.random.default_rng(4).exponential(1.0, 100).astype(np.float32) if weighted else None
     weights64 = weight.astype(np.float64)
-    h = np.ones(100) if importance is None else importance.astype(np.float64)
     limits = integer_range(scheme.bits, scheme.symmetric)
     found = quantize_weight("w", weight, scheme, importance=importance).tensor
-    difference = (weights64 - found.dequantize()) ** 2 * h
+    difference = (weights64 - found.dequantize()) ** 2
     group_size = 100 if scheme.group_size == PER_CHANNEL else scheme.group_size
     total_found, total_grid = 0.0, 0.0
     for index, channels in groups_of(weight, group_size):
         group = weights64[index[0], channels]
-        error = float(difference[index[0], channels].sum())
+        h = own_importance(group) if importance is None else importance[channels].astype(np.float64)
+        error = float((h * difference[index[0], channels]).sum())
         scale, zero = full_range(group, limits, scheme.symmetric)
-        assert error <= fit_error(group, scale, zero, limits, h[channels]) * (1 + 1e-5)
+        assert error <= fit_error(group, scale, zero, limits, h) * (1 + 1e-5)
         total_found += error
-        total_grid += grid_error(group, limits, scheme.symmetric, h[channels])
+        total_grid += grid_error(group, limits, scheme.symmetric, h)
     assert total_found <= total_grid * 1.02
 
 
@@ -296,7 +296,15 @@ def test_any_matrix(
     scheme = TensorScheme(f"int{bits}", group_size, symmetric)
     searched = quantize_weight("w", weight, scheme)
     full = quantize_weight("w", weight, scheme, search=False)
-    assert searched.squared_error <= full.squared_error * (1 + 1e-5)
+    # In float64 as a multiple of the largest weight, so that squares of tiny weights do not vanish.
+    unit = max(float(np.abs(weight).max()), 1e-30)
+    dequantized = [result.tensor.dequantize().astype(np.float64) / unit for result in (searched, full)]
+    for index, where in groups_of(weight, group_size):
+        group = weight[index[0], where].astype(np.float64) / unit
+        found, plain = (
+            float((own_importance(group) * (group - result[index[0], where]) ** 2).sum()) for result in dequantized
+        )
+        assert found <= plain * (1 + 1e-4) + 1e-30
     assert np.isfinite(searched.tensor.scales).all()
     assert (searched.tensor.scales > 0).all()
     if bits == 4:

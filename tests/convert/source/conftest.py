@@ -110,15 +110,17 @@ def write_gguf() -> Callable[..., dict[str, np.ndarray[Any, Any]]]:
         quantize: gguf.GGMLQuantizationType | None = None,
         tokenizer: bool = True,
         split_max_tensors: int = 0,
+        architecture: str = "llama",
+        rotated: int = 8,
     ) -> dict[str, np.ndarray[Any, Any]]:
-        writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split_max_tensors)
+        writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
         writer.add_block_count(TINY["num_hidden_layers"])
         writer.add_context_length(TINY["max_position_embeddings"])
         writer.add_embedding_length(TINY["hidden_size"])
         writer.add_feed_forward_length(64)
         writer.add_head_count(TINY["num_attention_heads"])
         writer.add_head_count_kv(TINY["num_key_value_heads"])
-        writer.add_rope_dimension_count(8)
+        writer.add_rope_dimension_count(rotated)
         writer.add_rope_freq_base(10000.0)
         writer.add_layer_norm_rms_eps(1e-5)
         if tokenizer:

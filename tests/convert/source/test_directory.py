@@ -250,6 +250,40 @@ def test_older_tokenizer_gets_a_tokenizer_json(llama_directory: Path) -> None:
     assert made.encode("hi hi").ids == tokenizer("hi hi").input_ids == [1, 2, 4, 2]
 
 
+def test_tokenizer_that_cannot_be_loaded_is_named(llama_directory: Path) -> None:
+    (llama_directory / "vocab.json").write_text("{")
+    (llama_directory / "merges.txt").write_text("")
+    (llama_directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    with pytest.raises(SourceError, match=r"llama: transformers cannot load its tokenizer.*--trust-remote-code"):
+        open_checkpoint(str(llama_directory))
+
+
+def test_tokenizer_code_in_the_checkpoint_runs_only_when_trusted(
+    llama_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    monkeypatch.setenv("HOMEMADE_CODE_RAN", str(ran))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (llama_directory / "vocab.txt").write_text("a\nb\n")
+    code = {"tokenizer_class": "HomemadeTokenizer", "auto_map": {"AutoTokenizer": ["homemade.HomemadeTokenizer", None]}}
+    (llama_directory / "tokenizer_config.json").write_text(json.dumps(code))
+    (llama_directory / "homemade.py").write_text(
+        "import os, pathlib\n"
+        "from transformers import PythonBackend\n"
+        "pathlib.Path(os.environ['HOMEMADE_CODE_RAN']).touch()\n"
+        "class HomemadeTokenizer(PythonBackend):\n"
+        "    vocab_size = 2\n"
+        "    def get_vocab(self): return {'a': 0, 'b': 1}\n"
+        "    def _convert_token_to_id(self, token): return 0\n"
+    )
+    with pytest.raises(SourceError, match="--trust-remote-code"):
+        open_checkpoint(str(llama_directory))
+    assert not ran.exists()
+    trusted = open_checkpoint(str(llama_directory), trust_remote_code=True)
+    assert ran.exists()
+    assert "HomemadeTokenizer" in trusted.warnings[0] and "no tokenizer.json form" in trusted.warnings[0]
+
+
 def test_safetensors_are_preferred_to_pickles(llama_directory: Path) -> None:
     torch.save({"c": torch.ones(1)}, llama_directory / "pytorch_model.bin")
     assert set(open_checkpoint(str(llama_directory), allow_pickle=True).tensors) == {"a", "b"}

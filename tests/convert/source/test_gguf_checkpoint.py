@@ -188,6 +188,23 @@ def test_rope_scaling_that_cannot_be_carried_over_is_refused(
         open_checkpoint(str(path))
 
 
+def test_rotating_another_part_of_each_head_is_refused(tmp_path: Path, write_gguf: WriteGguf) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, architecture="qwen2")
+    assert open_checkpoint(str(path)).config.model_type == "qwen2"
+    write_gguf(path, architecture="qwen2", rotated=4)
+    with pytest.raises(SourceError, match=r"rotates 4 of 8 values of each head, but .* rotates 8"):
+        open_checkpoint(str(path))
+
+
+def test_settings_that_are_not_taken_over_are_told(tmp_path: Path, write_gguf: WriteGguf) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path)
+    assert open_checkpoint(str(path)).warnings == ()
+    write_gguf(path, extra={"llama.attention.scale": 0.5})
+    assert "attention.scale" in open_checkpoint(str(path)).warnings[0]
+
+
 def llama3_divisors(theta: float, factor: float) -> np.ndarray[Any, Any]:
     """The table that GGUF files of Llama 3.1 and 3.2 carry, for 4 frequencies of base `theta`."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, 8, 2) / 8)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from inferencex.convert.source.base import Checkpoint, TensorHandle
+from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.convert.source.safetensors_file import SafetensorsHandle
@@ -96,7 +97,7 @@ def test_experts_are_stored_apart_and_read_by_row(
     kind = SafetensorsHandle
     load = kind.load
 
-    def recorded(handle: TensorHandle) -> torch.Tensor:
+    def recorded(handle: SafetensorsHandle) -> torch.Tensor:
         read.append(handle.name)
         return load(handle)
 
@@ -248,3 +249,39 @@ def test_untied_head_that_is_absent(llama: Path, meta_model: Build) -> None:
     rewrite(llama, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(SourceError, match=r"nothing fills 1 tensor\(s\): lm_head\.weight"):
         resolve(llama, meta_model)
+
+
+def with_buffer(model: PreTrainedModel, value: torch.Tensor) -> PreTrainedModel:
+    """Add a persistent buffer that the checkpoint lacks."""
+    model.register_buffer("extra", value)
+    return model
+
+
+def test_buffer_that_a_checkpoint_may_lack_keeps_the_value_of_the_model(llama: Path, meta_model: Build) -> None:
+    checkpoint = open_checkpoint(str(llama))
+    value = torch.arange(3.0)
+    model = with_buffer(meta_model(checkpoint.config), value)
+    with pytest.raises(SourceError, match=r"nothing fills 1 tensor\(s\): extra"):
+        resolve_parameters(model, checkpoint)
+    model._keys_to_ignore_on_load_missing = {"extra"}
+    source = resolve_parameters(model, checkpoint)["extra"]
+    assert torch.equal(source.load(), value) and torch.equal(source.rows(1, 2), value[1:2])
+    assert source.sources == ()
+
+
+def test_buffer_without_a_value_is_missing_whatever_the_model_allows(llama: Path, meta_model: Build) -> None:
+    checkpoint = open_checkpoint(str(llama))
+    model = with_buffer(meta_model(checkpoint.config), torch.empty(3, device="meta"))
+    model._keys_to_ignore_on_load_missing = {"extra"}
+    with pytest.raises(SourceError, match=r"nothing fills 1 tensor\(s\): extra"):
+        resolve_parameters(model, checkpoint)
+
+
+def test_fake_parameters_resolve_too(llama: Path) -> None:
+    checkpoint = open_checkpoint(str(llama))
+    with FakeTensorMode():
+        make: Any = AutoModelForCausalLM
+        model = make.from_config(checkpoint.config)
+    expected = load_file(llama / "model.safetensors")
+    for name, source in resolve_parameters(model, checkpoint).items():
+        assert torch.equal(source.load(), expected[name])

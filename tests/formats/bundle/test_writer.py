@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from onnx.reference import ReferenceEvaluator
 from inferencex.formats.bundle import Bundle, BundleWriter, Manifest
 from inferencex.formats.bundle.layout import HEADER_RESERVE
 from inferencex.formats.errors import BundleError
+from inferencex.formats.packing import PER_CHANNEL, QuantizedTensor
 from tests.formats.bundle.small import CHANNELS, HIDDEN, fill, plain_weight, small_model, small_quantized
+from tests.formats.test_packing import random_tensor
 
 MakeBundle = Callable[..., Path]
 
@@ -194,6 +197,51 @@ def test_the_staged_bundle_opens_before_it_is_in_place(tmp_path: Path) -> None:
     assert hidden_leftovers(tmp_path) == []
 
 
+def embedding_model(tensor: QuantizedTensor, *, gather_first: bool) -> ir.Model:
+    """Return token_ids[T] -> y[T, K], with DequantizeLinear behind or in front of the Gather of rows."""
+    ids = ir.Value(name="token_ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["T"]))
+    names = ["table", "table.scales", *([] if tensor.zero_points is None else ["table.zero_points"])]
+    parts = [ir.Value(name=name) for name in names]
+    attributes = {**tensor.attributes, "output_dtype": 1}
+    if gather_first:
+        nodes = [ir.node("Gather", [part, ids]) for part in parts]
+        nodes.append(ir.node("DequantizeLinear", [node.outputs[0] for node in nodes], attributes=attributes))
+    else:
+        nodes = [ir.node("DequantizeLinear", parts, attributes=attributes)]
+        nodes.append(ir.node("Gather", [nodes[0].outputs[0], ids]))
+    output = nodes[-1].outputs[0]
+    output.name, output.type = "y", ir.TensorType(ir.DataType.FLOAT)
+    output.shape = ir.Shape(["T", tensor.shape[1]])
+    graph = ir.Graph([ids], [output], nodes=nodes, initializers=parts, opset_imports={"": 23}, name="embedding")
+    return ir.Model(graph, ir_version=11)
+
+
+@pytest.mark.parametrize("group_size", [PER_CHANNEL, 4])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_quantized_embeddings_are_gathered_row_by_row(
+    tmp_path: Path, group_size: int, bits: int, symmetric: bool
+) -> None:
+    tensor = random_tensor((9, 10), bits, group_size, symmetric, seed=0)
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.add_quantized("table", tensor, method="rtn")
+        # ONNX's Gather takes no 4-bit elements, so such a table is dequantized first and a backend fuses the two.
+        writer.write_graph(embedding_model(tensor, gather_first=bits == 8))
+        writer.seal(Manifest())
+        path = writer.commit()
+    onnx.checker.check_model(str(path / "model.onnx"), full_check=True)
+    ids = np.array([8, 0, 3, 3], dtype=np.int64)
+    (rows,) = ReferenceEvaluator(onnx.load(str(path / "model.onnx"))).run(None, {"token_ids": ids})
+    bundle = Bundle.open(path)
+    np.testing.assert_allclose(rows, bundle.quantized("table").dequantize()[ids], rtol=1e-6)
+    stored = bundle.stored["table.scales"]
+    with (path / stored.location).open("r+b") as file:
+        file.seek(stored.offset)
+        file.write(np.float16(np.nan).tobytes())
+    with pytest.raises(BundleError, match=r"'table\.scales' are not all finite"):
+        Bundle.open(path)
+
+
 @pytest.mark.parametrize(
     ("add", "message"),
     [
@@ -299,6 +347,26 @@ def test_a_full_disk_is_noticed_first(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"needs .* MiB and .* MiB free"):
         BundleWriter(tmp_path / "deep" / "b", expected_bytes=1 << 60)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HEADER_RESERVE + 100_000, hard))
+    try:
+        with (
+            pytest.raises(BundleError, match="written: File too large"),
+            BundleWriter(tmp_path / "b") as writer,
+        ):
+            writer.add_tensor("t", np.ones((1000, 1000), np.float32), ir.DataType.FLOAT, (1000, 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match="cannot be written: File exists"), BundleWriter(tmp_path / "file" / "b"):
+        pass
 
 
 KILLED = """

@@ -389,6 +389,16 @@ def test_logits_that_are_not_finite_fail_the_request_by_name(hash_model: Any, ba
     assert engine.stats.num_failed_requests == 1
 
 
+def test_logits_of_a_prompt_that_are_not_finite_fail_the_request(hash_model: Any) -> None:
+    model = hash_model()
+    model.transform = lambda context, logits: logits * np.float32(np.nan) if context == [1, 2] else logits
+    engine = Engine(model)
+    engine.add_request("x", [1, 2, 3, 4], SamplingParams(temperature=0.7, n=2, max_tokens=4, prompt_logprobs=0))
+    output = run(engine)["x"]
+    assert [(o.finish_reason, o.token_ids) for o in output.outputs] == [("error", ())] * 2
+    assert "x" in str(output.error)
+
+
 def test_logits_of_a_wrong_shape_are_refused(hash_model: Any) -> None:
     model = hash_model()
     step = model.step

@@ -86,6 +86,8 @@ class EngineMachine(RuleBasedStateMachine):
     def whole(self) -> None:
         if hasattr(self, "engine"):
             self.engine.check_integrity()
+            options = self.engine.options
+            assert self.engine.scheduler.num_running <= min(options.max_num_seqs, options.max_num_batched_tokens)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inferencex.runtime.text import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
+
+from inferencex.runtime.text import Tokenizer
 
 CORPUS = [
     "Once upon a time there was a little girl who didn't like the rain.",

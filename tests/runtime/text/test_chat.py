@@ -5,6 +5,7 @@ from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
+
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text import ChatTemplate, Tokenizer
 

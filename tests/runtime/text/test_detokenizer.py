@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from inferencex.runtime.text import IncrementalDetokenizer, Tokenizer
 
 relaxed = settings(

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from inferencex.formats.errors import RequestError
 from inferencex.runtime.text import StopMatcher
 

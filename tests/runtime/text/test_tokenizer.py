@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text import Tokenizer
 
