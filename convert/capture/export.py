@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inferencex.convert.capture import rotary, routes, tidy, translations
+from inferencex.convert.capture.complex import make_real
 from inferencex.convert.capture.model import empty_model, with_fake_parameters
 from inferencex.formats.dialect.schemas import OPSET
 from inferencex.formats.errors import CaptureError, InferenceXError
@@ -92,8 +93,8 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def export_program(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, bool]:
-    """Record `module` (from `empty_model`) with a dynamic number of tokens and of logit rows."""
+def export_program(module: torch.nn.Module, max_tokens: int = 1 << 24) -> tuple[torch.export.ExportedProgram, bool]:
+    """Record `module` (from `empty_model`) with a dynamic number of tokens, up to `max_tokens`, and of logit rows."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with_fake_parameters(module, mode)
     with mode:
@@ -101,7 +102,7 @@ def export_program(module: torch.nn.Module) -> tuple[torch.export.ExportedProgra
         positions = torch.zeros(1, _EXAMPLE_TOKENS, dtype=torch.int64)
         rows = torch.zeros(_EXAMPLE_ROWS, dtype=torch.int64)
         lengths = torch.zeros(1, _EXAMPLE_TOKENS, dtype=torch.int64)
-    tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
+    tokens = torch.export.Dim("tokens", min=2, max=max_tokens)
     kept = torch.export.Dim("rows", min=1, max=1 << 24)
     shapes = ({1: tokens}, {1: tokens}, {0: kept}, {1: tokens})
     step = _Step(module)
@@ -117,6 +118,28 @@ def export_program(module: torch.nn.Module) -> tuple[torch.export.ExportedProgra
     with torch.no_grad(), mode, _quiet():
         program = recorded(step, (ids, positions, rows, lengths), dynamic_shapes=shapes, strict=False)
     return program, used[-1]
+
+
+def _context(config: transformers.PreTrainedConfig) -> int | None:
+    """Return the longest sequence of the model, by whichever name its config has for it."""
+    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > _EXAMPLE_TOKENS:
+            return value
+    return None
+
+
+def _export_within_context(
+    module: torch.nn.Module, config: transformers.PreTrainedConfig
+) -> tuple[torch.export.ExportedProgram, bool]:
+    """Record for any number of tokens, or, where the model's code asks, for less than its context."""
+    try:
+        return export_program(module)
+    except torch._dynamo.exc.UserError:
+        limit = _context(config)
+        if limit is None:
+            raise
+        return export_program(module, max_tokens=limit - 1)
 
 
 def _translate(program: torch.export.ExportedProgram) -> ir.Model:
@@ -158,12 +181,14 @@ def capture(config: transformers.PreTrainedConfig, *, trust_remote_code: bool = 
     module = empty_model(config, trust_remote_code=trust_remote_code)
     aliases = _tied_names(module)
     try:
-        program, uses_lengths = export_program(module)
+        program, uses_lengths = _export_within_context(module, config)
+        make_real(program)
         tidy.tidy(program, positions="positions")
         model = _translate(program)
     except InferenceXError:
         raise
     except Exception as error:  # the exporters raise every kind of error there is; each is a reason to report
+        if __import__("os").environ.get("DBG"): raise
         raise CaptureError(f"{config.model_type}: the model cannot be recorded: {_reason(error)}") from error
     for value in list(model.graph.initializers.values()):
         value.name = str(value.name).removeprefix(_PREFIX)

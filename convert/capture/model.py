@@ -24,20 +24,30 @@ def empty_model(config: transformers.PreTrainedConfig, *, trust_remote_code: boo
     ALL_MASK_ATTENTION_FUNCTIONS.register(routes.NAME, routes.mask_route)
     ALL_EXPERTS_FUNCTIONS.register(routes.NAME, routes.experts_route)
     try:
-        with init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(
-                config,
-                attn_implementation=routes.NAME,
-                experts_implementation=routes.NAME,
-                trust_remote_code=trust_remote_code,
-                dtype=torch.float32,
-            )
+        try:
+            model = _build(config, routes.NAME, trust_remote_code)
+        except KeyError as error:
+            if error.args != (routes.NAME,):
+                raise
+            model = _build(config, "eager", trust_remote_code)  # it looks its attention up in a table of its own
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(f"transformers cannot build a causal language model of type {config.model_type!r}: {first}") from error
     model.tie_weights()
     built: torch.nn.Module = model.eval()
     return built
+
+
+def _build(config: transformers.PreTrainedConfig, attention: str, trust_remote_code: bool) -> torch.nn.Module:
+    with init_empty_weights(include_buffers=False):
+        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+            config,
+            attn_implementation=attention,
+            experts_implementation=routes.NAME,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+        )
+    return model
 
 
 def with_fake_parameters(model: torch.nn.Module, mode: FakeTensorMode) -> None:

@@ -59,11 +59,7 @@ def _angles(module: torch.nn.Module, lengths: Tensor, x: Tensor, position_ids: T
     scaled = base * ((factor * reached / limit) - (factor - 1)) ** (dim / (dim - 2))
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inv_freq = 1.0 / scaled[:, None] ** exponents[None, :]
-
-    def one(frequencies: Tensor, position: Tensor) -> Any:
-        return raw(_with_frequencies(module, prefix, frequencies), x[:, :1], position[None, None], **kwargs)
-
-    return tuple(part[:, 0, 0][None] for part in torch.vmap(one)(inv_freq, position_ids[0]))
+    return raw(_with_frequencies(module, prefix, inv_freq[None]), x, position_ids, **kwargs)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from inferencex.convert.capture import ops
 from inferencex.formats.errors import CaptureError
 
 NAME = "inferencex"
+UNKNOWN_MASK = (-1, -1)
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -73,8 +74,8 @@ def mask_route(*, mask_function: MaskFunction, **ignored: Any) -> Tensor:
     with _disable_current_modes():
         try:
             window, chunk = mask_shape(mask_function)
-        except (TypeError, RuntimeError, AssertionError) as error:
-            raise CaptureError(f"the attention mask depends on more than positions ({error})") from error
+        except (CaptureError, TypeError, RuntimeError, AssertionError):
+            window, chunk = UNKNOWN_MASK  # models make masks they never use; `absorb_masks` refuses those they do
     if _positions.value is None:
         raise CaptureError("a mask was asked for outside of a capture")
     return ops.causal_mask(_positions.value, window, chunk)

@@ -127,7 +127,7 @@ void quantize(const WeightArray &array, const std::string &element, int64_t grou
               const std::string &instruction_set) {
     const Weights weights = checked_weights(array, element, group_size, bits);
     const Options options{bits, symmetric, half_scales, search};
-    const int64_t groups = weights.groups(), matrices = static_cast<int64_t>(importance.shape(0));
+    const int64_t groups = group_count(weights), matrices = static_cast<int64_t>(importance.shape(0));
     const auto bytes = [bits](int64_t count) { return static_cast<size_t>((count * bits + 7) / 8); };
     const auto rows = static_cast<size_t>(weights.rows);
     require(values.shape(0) == bytes(weights.rows * weights.channels), "values have the wrong size");

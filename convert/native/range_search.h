@@ -24,9 +24,12 @@ struct Weights {
     int64_t rows;
     int64_t channels;
     int64_t group_size;
-
-    int64_t groups() const { return (channels + group_size - 1) / group_size; }
 };
+
+// Static, so that no copy of it compiled for one instruction set can be linked in place of another's.
+static inline int64_t group_count(const Weights &weights) {
+    return (weights.channels + weights.group_size - 1) / weights.group_size;
+}
 
 struct Options {
     int bits;          // 4 or 8
@@ -50,7 +53,7 @@ struct Scan {
 };
 
 // Floats of scratch memory, aligned to 64 bytes, that one call of a kernel below needs.
-inline int64_t scratch_floats(const Weights &weights) { return 3 * ((weights.group_size + 15) / 16 * 16) + 16; }
+static inline int64_t scratch_floats(const Weights &weights) { return 3 * ((weights.group_size + 15) / 16 * 16) + 16; }
 
 // Kernels work on rows [begin, end). With 4 bits, begin must be even, so that no two calls share a byte of output.
 // `importance` is float [matrices, channels], each for `rows / matrices` consecutive rows, or null.

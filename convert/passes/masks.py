@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from inferencex.convert.capture.routes import UNKNOWN_MASK
 from inferencex.convert.capture.translations import CAPTURE_DOMAIN
 from inferencex.convert.passes.editing import Editor, attribute, drop_dead
-from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.dialect.schemas import DOMAIN, VERSION
 from inferencex.formats.errors import CaptureError
 
 _TRANSPARENT = {"Identity", "Cast", "Slice", "Expand", "Unsqueeze", "Squeeze", "Reshape"}
@@ -34,46 +35,50 @@ def mask_of(value: ir.Value | None) -> ir.Node | None:
 
 
 def absorb_masks(model: ir.Model) -> int:
-    """Replace the attention nodes of capture by those of the dialect; returns how many."""
+    """Replace the attention nodes of capture by those of the dialect, and number the layers; returns how many."""
     graph = model.graph
     edit = Editor(graph)
     layers: dict[tuple[int, int], int] = {}
     count = 0
     for node in list(graph):
-        if node.domain != CAPTURE_DOMAIN or node.op_type != "Attention":
+        if node.op_type != "Attention" or node.domain not in (CAPTURE_DOMAIN, DOMAIN):
             continue
-        q, k, v = node.inputs[:3]
-        mask = node.inputs[3] if len(node.inputs) > 3 else None
-        sinks = node.inputs[4] if len(node.inputs) > 4 else None
-        window, chunk = int(attribute(node, "window", 0)), 0
-        if mask is not None:
-            found = mask_of(mask)
-            if found is None:
-                raise CaptureError(
-                    f"attention {node.outputs[0].name} uses a mask that is changed by {mask.producer()}; only causal masks "
-                    "with a window or chunk are supported"
-                )
-            window, chunk = int(attribute(found, "window")), int(attribute(found, "chunk"))
+        q, k, v, *rest = node.inputs
+        attributes = {n: attribute(node, n) for n in ("num_heads", "num_kv_heads", "scale", "softcap")}
+        if node.domain == CAPTURE_DOMAIN:
+            mask, sinks, slopes = (*rest, None, None)[:2] + (None,)
+            attributes["window"], attributes["chunk"] = _window_and_chunk(node, mask)
+        else:
+            sinks, slopes = (*rest, None, None)[:2]
+            attributes["window"], attributes["chunk"] = attribute(node, "window"), attribute(node, "chunk")
         key = (id(k), id(v))
-        writes = key not in layers
-        layer = layers.setdefault(key, len(layers))
-        attributes = {
-            "layer": layer,
-            "writes": int(writes),
-            "num_heads": attribute(node, "num_heads"),
-            "num_kv_heads": attribute(node, "num_kv_heads"),
-            "scale": attribute(node, "scale"),
-            "window": window,
-            "chunk": chunk,
-            "softcap": attribute(node, "softcap"),
-        }
+        attributes["writes"] = int(key not in layers)
+        attributes["layer"] = layers.setdefault(key, len(layers))
         output = node.outputs[0]
-        new = edit.node("Attention", [q, k, v, sinks], attributes, domain=DOMAIN, shape=output.shape, stem="attention")
+        new = edit.node("Attention", [q, k, v, sinks, slopes], attributes, domain=DOMAIN, shape=output.shape, stem="attention")
         edit.substitute(output, edit.before(node, new))
         count += 1
     drop_dead(graph)
-    if any(node.domain == CAPTURE_DOMAIN and node.op_type == "CausalMask" for node in graph):
-        raise CaptureError("a mask is used outside of attention: attention computed in-line is not supported here")
+    if any(node.domain == CAPTURE_DOMAIN for node in graph):
+        raise CaptureError("a mask is used outside of attention: this model computes attention in a way that was not recognized")
+    if not count:
+        raise CaptureError("no attention layer was found")
     model.opset_imports.pop(CAPTURE_DOMAIN, None)
-    model.opset_imports[DOMAIN] = 1
+    model.opset_imports[DOMAIN] = VERSION
     return count
+
+
+def _window_and_chunk(node: ir.Node, mask: ir.Value | None) -> tuple[int, int]:
+    """Read the mask of a captured attention node."""
+    if mask is None:
+        return int(attribute(node, "window", 0)), 0
+    found = mask_of(mask)
+    if found is None:
+        raise CaptureError(
+            f"attention {node.outputs[0].name} uses a mask that is changed by {mask.producer()}; only causal masks with a "
+            "window or chunk are supported"
+        )
+    window, chunk = int(attribute(found, "window")), int(attribute(found, "chunk"))
+    if (window, chunk) == UNKNOWN_MASK:
+        raise CaptureError("a layer's attention mask is not causal with at most one window or chunk")
+    return window, chunk

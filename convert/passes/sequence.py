@@ -11,6 +11,7 @@ import onnx_ir as ir
 from inferencex.convert.capture import Captured
 from inferencex.convert.passes.experts import fuse_experts
 from inferencex.convert.passes.gating import fuse_gated_activations
+from inferencex.convert.passes.inline_attention import recognize_attention
 from inferencex.convert.passes.linears import canonicalize_linears
 from inferencex.convert.passes.masks import absorb_masks
 from inferencex.convert.passes.naming import name_values
@@ -65,6 +66,7 @@ def optimize(captured: Captured, *, max_positions: int) -> Optimized:
         ("fold constants", simplify),
         ("infer shapes", infer_shapes),
         ("fold weights", fold_weights),
+        ("in-line attention", recognize_attention),
         ("absorb masks", absorb_masks),
         ("drop batch dimension", to_token_major),
         ("remove no-ops", remove_no_ops),

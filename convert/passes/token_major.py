@@ -125,7 +125,7 @@ class _TokenMajor:
         output = node.outputs[0]
         full = len(self._shape_of(output))
         at_full_rank = [v for v in node.inputs if v is not None and self._full_rank(v) == full]
-        if self._shape_of(output)[0] != 1 or not any(v in self.dropped for v in at_full_rank):
+        if not full or self._shape_of(output)[0] != 1 or not any(v in self.dropped for v in at_full_rank):
             return
         for index, value in enumerate(node.inputs):
             if value is not None and value not in self.dropped and self._full_rank(value) == full:

@@ -121,7 +121,9 @@ def _plan(weight: WeightInfo, tied: Sequence[WeightInfo], scheme: QuantizationSc
             f"exclude it (--exclude {weight.name!r})"
         )
     fitted, note = _fit(wanted, weight)
-    return TensorPlan(weight.name, weight.shape, weight.role, fitted, scheme.weight_method, reason + note, weight.name)
+    # An embedding is looked up, not multiplied: it has no inputs that a calibrated method could learn from.
+    method = "rtn" if weight.role == "embedding" else scheme.weight_method
+    return TensorPlan(weight.name, weight.shape, weight.role, fitted, method, reason + note, weight.name)
 
 
 def _wanted(

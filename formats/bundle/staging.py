@@ -75,7 +75,7 @@ class Staging:
     """
 
     def __init__(self, target: Path) -> None:
-        self.target = target.absolute()
+        self.target = Path(os.path.abspath(target))
         parent, name = self.target.parent, self.target.name
         if not name:
             raise BundleError(f"{target}: is not a path a bundle can be written to")
@@ -99,11 +99,17 @@ class Staging:
         replacing = self.target.exists() and any(self.target.iterdir())
         if replacing:
             self.target.rename(self._old)
-        self.path.rename(self.target)
+        try:
+            self.path.rename(self.target)
+        except OSError:
+            if replacing:
+                self._old.rename(self.target)
+            raise
         _sync(self.target.parent)
         os.close(self._lock)
         if replacing:
-            shutil.rmtree(self._old)
+            # The new bundle is in place; what resists removal now goes with the next conversion to this target.
+            shutil.rmtree(self._old, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the folder and all that was written."""

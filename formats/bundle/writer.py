@@ -61,6 +61,8 @@ class BundleWriter:
         check_destination(path, overwrite=overwrite, source=source)
         check_disk_space(path, expected_bytes)
         self._path = path
+        self._overwrite = overwrite
+        self._source = source
         self._max_shard_size = max_shard_size
         self._quantization: dict[str, TensorQuantization] = {}
         self._stored: dict[str, StoredTensor] | None = None
@@ -207,6 +209,8 @@ class BundleWriter:
         """Put the bundle in place, in one step, and return its path."""
         if not self._sealed:
             raise BundleError(f"{self._path}: a bundle is committed after it is sealed")
+        # Much can have happened to the destination since the conversion began.
+        check_destination(self._path, overwrite=self._overwrite, source=self._source)
         with self._written():
             self._staging.commit()
         self._open = False

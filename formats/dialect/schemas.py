@@ -14,6 +14,8 @@ import functools
 import onnx
 from onnx.defs import OpSchema
 
+from inferencex.formats.dialect.shape_inference import INFERENCE
+
 DOMAIN = "inferencex"
 VERSION = 1
 OPSET = 23
@@ -88,7 +90,10 @@ def _schema(name: str, doc: str, inputs: list[_Input], outputs: list[_Input], at
         doc=doc,
         inputs=parameters,
         outputs=[OpSchema.FormalParameter(n, t, d) for n, t, d in outputs],
-        type_constraints=[("T", _FLOATS, "activations and weights"), ("I", ["tensor(int64)", "tensor(int32)"], "indices")],
+        type_constraints=[
+            ("T", _FLOATS, "activations and weights"),
+            ("I", ["tensor(int64)", "tensor(int32)"], "indices"),
+        ],
         attributes=[
             OpSchema.Attribute(n, t, d)
             if default is None
@@ -96,6 +101,12 @@ def _schema(name: str, doc: str, inputs: list[_Input], outputs: list[_Input], at
             for n, t, d, default in attributes
         ],
     )
+
+
+@functools.cache
+def schemas() -> dict[str, OpSchema]:
+    """Return the schema of every operator of the domain, by name."""
+    return {schema.name: schema for schema in _schemas()}
 
 
 def _schemas() -> list[OpSchema]:
@@ -166,5 +177,6 @@ def _schemas() -> list[OpSchema]:
 @functools.cache
 def register() -> None:
     """Make the domain known to `onnx.checker` and to builders of nodes in this process."""
-    for schema in _schemas():
+    for name, schema in schemas().items():
+        schema.set_type_and_shape_inference_function(INFERENCE[name])
         onnx.defs.register_schema(schema)

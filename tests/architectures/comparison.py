@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 import torch
+from transformers import PretrainedConfig
 
 from inferencex.convert.capture import capture
 from inferencex.convert.passes import optimize
@@ -17,7 +18,6 @@ from inferencex.runtime.backends.reference.executable import ReferenceExecutable
 from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, ragged_logits, random_sequences
 from tests.architectures.shrink import tiny_config
 from tests.architectures.zoo import reference_logits, tiny_model
-from transformers import PretrainedConfig
 
 MAX_MODEL_LEN = 64
 TOLERANCE = 1e-3

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -101,6 +102,9 @@ def sweep(names: Sequence[str], *, jobs: int, timeout: float) -> Iterator[Result
 
 def _try(name: str, sender: Connection) -> None:
     """Run in the child: compare one architecture and send its Result."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)  # torch.export prints the whole graph beside some of its errors
+    os.dup2(silence, 2)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     started = time.monotonic()
@@ -160,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-least", type=int, default=0, help="exit with 1 when fewer are supported")
     options = parser.parse_args(arguments)
 
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     names = options.names or [name for name in zoo.names() if zoo.kind(name) == zoo.DECODER]
     results = []
     for result in sweep(names, jobs=options.jobs, timeout=options.timeout):

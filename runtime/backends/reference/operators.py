@@ -349,7 +349,7 @@ def _gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     axis = axis % x.dim()
     index = torch.where(indices < 0, indices + x.shape[axis], indices).to(torch.int64)
     picked = x.index_select(axis, index.reshape(-1))
-    return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return picked.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
 @operator("GatherElements")

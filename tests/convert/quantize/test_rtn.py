@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -148,6 +149,17 @@ def test_views_are_quantized_like_copies() -> None:
     assert not unaligned.flags.aligned
     assert (
         quantize_weight("w", unaligned, scheme).tensor.values.tobytes()
+        == quantize_weight("w", weight, scheme).tensor.values.tobytes()
+    )
+
+
+def test_memory_mapped_weights_are_read_in_place(tmp_path: Path) -> None:
+    weight = heavy_tailed((16, 64)).astype(np.float16)
+    weight.tofile(tmp_path / "weights")
+    mapped = np.memmap(tmp_path / "weights", dtype=np.float16, mode="r", shape=(16, 64))
+    scheme = TensorScheme("int4", 64, False)
+    assert (
+        quantize_weight("w", mapped, scheme).tensor.values.tobytes()
         == quantize_weight("w", weight, scheme).tensor.values.tobytes()
     )
 

@@ -335,6 +335,16 @@ def test_places_that_are_not_written_over(make_bundle: MakeBundle, tmp_path: Pat
     assert (documents / "thesis.tex").read_text() == "years of work"
 
 
+def test_files_that_appear_while_the_bundle_is_written_are_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    with pytest.raises(BundleError, match=r"not a bundle's: thesis\.tex"), BundleWriter(path, overwrite=True) as writer:
+        fill(writer)
+        path.mkdir()
+        (path / "thesis.tex").write_text("years of work")
+        writer.commit()
+    assert [file.name for file in tmp_path.rglob("*")] == ["b", "thesis.tex"]
+
+
 def test_an_empty_folder_may_be_written(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     with BundleWriter(tmp_path / "b") as writer:
