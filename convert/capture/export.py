@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from inferencex.convert.capture import rotary, routes, tidy, translations
 from inferencex.convert.capture.complex import make_real
 from inferencex.convert.capture.model import empty_model, with_fake_parameters
+from inferencex.convert.context import declared_context
 from inferencex.formats.dialect.schemas import OPSET
 from inferencex.formats.errors import CaptureError, InferenceXError
 
-_PREFIX = "model."
+PARAMETER_PREFIX = "model."
 _EXAMPLE_TOKENS, _EXAMPLE_ROWS = 13, 5
 
 
@@ -120,15 +121,6 @@ def export_program(module: torch.nn.Module, max_tokens: int = 1 << 24) -> tuple[
     return program, used[-1]
 
 
-def _context(config: transformers.PreTrainedConfig) -> int | None:
-    """Return the longest sequence of the model, by whichever name its config has for it."""
-    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > _EXAMPLE_TOKENS:
-            return value
-    return None
-
-
 def _export_within_context(
     module: torch.nn.Module, config: transformers.PreTrainedConfig
 ) -> tuple[torch.export.ExportedProgram, bool]:
@@ -136,8 +128,8 @@ def _export_within_context(
     try:
         return export_program(module)
     except torch._dynamo.exc.UserError:
-        limit = _context(config)
-        if limit is None:
+        limit = declared_context(config)
+        if limit is None or limit <= _EXAMPLE_TOKENS:
             raise
         return export_program(module, max_tokens=limit - 1)
 
@@ -188,10 +180,9 @@ def capture(config: transformers.PreTrainedConfig, *, trust_remote_code: bool = 
     except InferenceXError:
         raise
     except Exception as error:  # the exporters raise every kind of error there is; each is a reason to report
-        if __import__("os").environ.get("DBG"): raise
         raise CaptureError(f"{config.model_type}: the model cannot be recorded: {_reason(error)}") from error
     for value in list(model.graph.initializers.values()):
-        value.name = str(value.name).removeprefix(_PREFIX)
+        value.name = str(value.name).removeprefix(PARAMETER_PREFIX)
     return Captured(model, program, module, aliases, uses_lengths)
 
 

@@ -21,7 +21,7 @@ from onnx.reference.op_run import OpRun
 from inferencex.formats.dialect.schemas import DOMAIN, schemas
 
 Array = NDArray[Any]
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 
 
 def _float32(x: Array) -> Floats:

@@ -89,7 +89,9 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
     elif parameter.dim() >= 2:
         parameter.copy_(noise / math.sqrt(min(parameter.shape[-2:])))
     else:
-        parameter.copy_(torch.nan_to_num(parameter) + 0.2 * noise)
+        value = torch.nan_to_num(parameter)
+        scale = value.abs().mean().item() or 1.0
+        parameter.copy_(value + 0.2 * scale * noise)
 
 
 def tiny_model(name: str, **overrides: Any) -> nn.Module:

@@ -38,7 +38,13 @@ class ReferenceExecutable:
     """
 
     def __init__(
-        self, model: ir.Model, options: BackendOptions, *, max_model_len: int, keep_weights: bool = True
+        self,
+        model: ir.Model,
+        options: BackendOptions,
+        *,
+        max_model_len: int,
+        length_independent_up_to: int | None = None,
+        keep_weights: bool = True,
     ) -> None:
         graph = model.graph
         self._graph = graph
@@ -50,7 +56,9 @@ class ReferenceExecutable:
         (logits,) = graph.outputs
         assert logits.shape is not None
         layers, per_token = kv_bytes_per_token(graph)
-        self.facts = ModelFacts(int(logits.shape[-1]), max_model_len, layers, per_token)
+        self.facts = ModelFacts(
+            int(logits.shape[-1]), max_model_len, layers, per_token, length_independent_up_to
+        )
         self.num_blocks, self.block_size = options.blocks_for(self.facts), options.block_size
         self._state = AttentionState(self.num_blocks, self.block_size)
         self._logits = str(logits.name)

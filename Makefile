@@ -1,0 +1,100 @@
+# What a newcomer and a developer type. `make help` lists the targets; the set-up happens by itself.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+TORCH_INDEX ?=
+PROMPT ?= Why is the sky blue?
+PYTEST_ARGS ?=
+# Past eight, the memory that each worker takes costs more than its core gives.
+TEST_WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
+PACKAGES := cli convert formats recipes runtime
+NATIVE := $(shell find $(PACKAGES) -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+CONVERTER := $(shell find convert formats -name '*.py')
+MODEL := smollm2-135m-instruct
+DEMO_BUNDLE := bundles/$(MODEL)-int4
+BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench architectures fidelity clean distclean
+
+help: ## Show this list.
+	@echo 'make demo and make test are all there is to a start. Targets:'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s%s\n", $$1, $$2}'
+	@echo 'Variables (make TARGET NAME=value):'
+	@echo '  PYTHON        interpreter that makes the environment, 3.11 or newer (python3)'
+	@echo '  VENV          folder of the environment (.venv)'
+	@echo '  PIP_ARGS      more options for every pip install, such as an index'
+	@echo '  TORCH_INDEX   index to take torch from: the one of CPU builds saves gigabytes of CUDA on Linux'
+	@echo '  PROMPT        what make demo asks the model'
+	@echo '  TEST_WORKERS  processes that run the tests (one for each core, at most 8)'
+	@echo '  PYTEST_ARGS   more options for pytest, such as -k NAME'
+
+setup: $(VENV)/.installed ## Make the environment, or bring it up to date; the targets below do so by themselves.
+
+$(VENV)/.created:
+	@command -v '$(PYTHON)' >/dev/null || { echo '$(PYTHON) was not found; install Python 3.11 or newer, or say make PYTHON=...' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed; $(PYTHON) is %d.%d. Say make PYTHON=..." % v)'
+	@'$(PYTHON)' -c 'import os, sys, sysconfig as s; h = os.path.join(s.get_path("include"), "Python.h"); os.path.exists(h) or sys.exit("The headers of $(PYTHON) are needed, and %s is missing; install the package python3-dev" % h)'
+	@command -v "$${CXX:-c++}" >/dev/null || { echo "A C++20 compiler is needed, and $${CXX:-c++} was not found; install g++ or clang, or set CXX" >&2; exit 1; }
+	rm -rf '$(VENV)'
+	'$(PYTHON)' -m venv '$(VENV)'
+	@touch $@
+
+# torch goes first and alone, so that its index is asked for nothing else.
+$(VENV)/.dependencies: constraints.txt $(VENV)/.created
+	$(PIP) $(PIP_ARGS) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') -c constraints.txt torch
+	$(PIP) --quiet $(PIP_ARGS) --no-deps -r constraints.txt
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.dependencies
+	$(PIP) --quiet $(PIP_ARGS) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(DEMO_BUNDLE)/bundle.json ## Convert SmolLM2-135M-Instruct to INT4 and let it answer PROMPT.
+	$(BIN)/inferencex-run $(DEMO_BUNDLE) --temperature 0 --max-tokens 128 --prompt "$$PROMPT"
+demo: export PROMPT := $(PROMPT)
+
+bundles/$(MODEL)-%/bundle.json: $(CONVERTER) $(VENV)/.installed
+	rm -rf '$(@D)'
+	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) --output '$(@D)'
+
+test: $(VENV)/.installed ## Run the tests.
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	  $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# mypy finds the packages under the name that they are imported by through these links.
+build/typing: pyproject.toml
+	@mkdir -p $@/inferencex
+	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" "$@/inferencex/$$package"; done
+	@touch $@
+
+lint: $(VENV)/.installed build/typing ## Check style, formatting and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	MYPYPATH=build/typing $(BIN)/mypy -p inferencex
+
+format: $(VENV)/.installed ## Format the Python and C++ sources.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+bench: $(DEMO_BUNDLE)/bundle.json ## Measure prefill and decode speed of the demo's bundle.
+	$(BIN)/python -m bench.generation $(DEMO_BUNDLE)
+
+architectures: $(VENV)/.installed ## Try every decoder-only architecture and write docs/architectures.md.
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.architectures.sweep --jobs $(TEST_WORKERS)
+
+fidelity: $(BUNDLES:=/bundle.json) ## Compare SmolLM2's INT8 and INT4 bundles with the source: KL divergence.
+	$(BIN)/python -m bench.fidelity $(BUNDLES)
+
+clean: ## Remove what was built, the caches and the demo's bundles; keep the environment.
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(BUNDLES)
+	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment too.
+	rm -rf '$(VENV)'

@@ -1,0 +1,141 @@
+"""`inferencex-convert`: turn a checkpoint into a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inferencex.cli.console import DebugOption, run_app, stderr_console
+
+if TYPE_CHECKING:
+    from inferencex.convert.report import Report
+
+app = typer.Typer(add_completion=False)
+
+_SOURCE, _QUANTIZATION, _CHECKS = "Source", "Quantization", "Checks"
+
+
+@app.command()
+def convert(
+    model_id: Annotated[
+        str,
+        typer.Option(
+            help="A Hugging Face directory, a hub id, a .gguf file, or the alias smollm2-135m-instruct.", rich_help_panel=_SOURCE
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the new bundle.")],
+    quantization: Annotated[
+        str,
+        typer.Option(
+            help="none, or METHOD-TYPE[-gN]: rtn-int8, rtn-int4, rtn-int4-g128.", rich_help_panel=_QUANTIZATION
+        ),
+    ] = "none",
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Input channels that share a scale; -1 for one scale per output channel. Default: 64 for INT4, -1 for INT8.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric",
+            help="Whether zero is in the middle of the range. Default: INT4 asymmetric, INT8 symmetric.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = None,
+    lm_head: Annotated[
+        str | None, typer.Option(help="Precision of the head: none, int8, int4, int4-g32, ...", rich_help_panel=_QUANTIZATION)
+    ] = None,
+    embedding: Annotated[
+        str | None, typer.Option(help="Precision of the token embedding.", rich_help_panel=_QUANTIZATION)
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Weights that stay plain, as a pattern such as '*down_proj*'; repeatable.", rich_help_panel=_QUANTIZATION),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="How plain weights are stored: auto (as the checkpoint has them), float32, float16, bfloat16.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=_SOURCE)] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.", rich_help_panel=_SOURCE)
+    ] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read .bin weights (only tensors are unpickled).", rich_help_panel=_SOURCE)
+    ] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Make weights up from the config alone, for benchmarks.", rich_help_panel=_SOURCE)
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of --random-weights.", rich_help_panel=_SOURCE)] = 0,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest sequence the bundle serves. Default: what the config says, at most 131072.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing bundle.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Compare the written bundle with the source.", rich_help_panel=_CHECKS)
+    ] = True,
+    verify_limit: Annotated[
+        float | None,
+        typer.Option(help="Mean KL (nats per token) above which the conversion fails. Default: by format.", rich_help_panel=_CHECKS),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for quantization. Default: all processors.")] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Convert a language model into a bundle that `inferencex-run` and `inferencex serve` load."""
+    from inferencex.convert.quantize import parse_scheme
+    from inferencex.formats.errors import OptionError
+
+    scheme = parse_scheme(
+        quantization, group_size=group_size, symmetric=symmetric, lm_head=lm_head, embedding=embedding, exclude=exclude or ()
+    )
+    if dtype not in ("auto", "float32", "float16", "bfloat16"):
+        raise OptionError(f"--dtype {dtype!r} is not one of auto, float32, float16, bfloat16")
+
+    from inferencex.convert.pipeline import ConvertOptions
+    from inferencex.convert.pipeline import convert as run
+    from inferencex.convert.progress import observer
+
+    options = ConvertOptions(
+        model_id=model_id,
+        output=output,
+        scheme=scheme,
+        revision=revision,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        overwrite=overwrite,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+        random_weights=random_weights,
+        seed=seed,
+        verify=verify,
+        verify_limit=verify_limit,
+        threads=threads,
+    )
+    with observer(stderr_console()) as watching:
+        report = run(options, watching)
+    _summarize(report, output)
+
+
+def _summarize(report: Report, output: Path) -> None:
+    from inferencex.convert.report import size
+
+    console = stderr_console()
+    total = sum(report.seconds.values())
+    console.print(f"{output}: {size(report.source_bytes)} -> {size(report.bundle_bytes)} in {total:.1f} s")
+    if report.fidelity is not None:
+        f = report.fidelity
+        console.print(f"against the source: mean KL {f.mean_kl:.3g}, same top-1 {f.same_top1:.1%} over {f.tokens} tokens")
+    console.print(f"details: {output / 'report.md'}")
+
+
+def main() -> None:
+    """Run `inferencex-convert`."""
+    run_app(app, "inferencex-convert", extra="convert")

@@ -1,0 +1,60 @@
+"""How long a model's sequences may be, by whichever name its config has for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from inferencex.formats.errors import OptionError
+
+_NAMES = ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+DEFAULT_LIMIT = 131072  # rows of a RoPE table unless --max-model-len asks for more
+_FALLBACK = 2048
+
+
+def _rope_parameters(config: transformers.PreTrainedConfig) -> list[dict[str, Any]]:
+    """List the RoPE parameters of a config: one set, or one for each kind of layer."""
+    found = getattr(config, "rope_parameters", None)
+    if not isinstance(found, dict):
+        return []
+    if "rope_type" in found:
+        return [found]
+    return [entry for entry in found.values() if isinstance(entry, dict)]
+
+
+def declared_context(config: transformers.PreTrainedConfig) -> int | None:
+    """Return the longest sequence the config declares."""
+    for name in _NAMES:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def context_length(config: transformers.PreTrainedConfig, asked: int | None) -> int:
+    """Return `max_model_len` of a bundle: as asked, else what the config declares, within `DEFAULT_LIMIT`.
+
+    Dynamic NTK scaling reaches `factor` times the declared length. Raises OptionError for a length that is not
+    positive.
+    """
+    if asked is not None:
+        if asked < 1:
+            raise OptionError(f"--max-model-len {asked}: expected a positive number of tokens")
+        return asked
+    declared = declared_context(config) or _FALLBACK
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") == "dynamic":
+            declared = int(declared * float(rope.get("factor", 1.0)))
+    return min(declared, DEFAULT_LIMIT)
+
+
+def length_independent_up_to(config: transformers.PreTrainedConfig) -> int | None:
+    """Return the prompt length up to which RoPE does not depend on it; None when it never does."""
+    limits = []
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") == "longrope":
+            limits.append(int(rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)))
+        elif rope.get("rope_type") == "dynamic":
+            limits.append(declared_context(config) or 0)
+    return min(limits) if limits else None

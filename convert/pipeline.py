@@ -1,0 +1,296 @@
+"""Checkpoint to bundle: resolve the source, capture, optimize, plan, pack, compare with the source, report."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx_ir as ir
+import torch
+
+from inferencex.convert import fidelity
+from inferencex.convert.capture import Captured, capture
+from inferencex.convert.capture.export import PARAMETER_PREFIX
+from inferencex.convert.context import context_length, length_independent_up_to
+from inferencex.convert.oracle import source_logits
+from inferencex.convert.pack import WeightPacker, parameters_read
+from inferencex.convert.passes import Optimized, optimize
+from inferencex.convert.probe_text import probe_tokens
+from inferencex.convert.quantize import QuantizationScheme, TensorPlan, plan_quantization
+from inferencex.convert.report import Report
+from inferencex.convert.roles import weight_roles
+from inferencex.convert.source.base import Checkpoint
+from inferencex.convert.source.mapping import resolve_parameters
+from inferencex.convert.source.open import open_checkpoint
+from inferencex.convert.source.parameter import ParameterSource
+from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
+from inferencex.formats.errors import OptionError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+
+# How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
+# weights are far above: a shuffled layer gives several nats.
+_LIMITS = {"float32": 1e-3, "16 bits": 0.05, "int8": 0.3, "int4": 3.0}
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What a conversion is asked to do; see `inferencex-convert --help` for each."""
+
+    model_id: str
+    output: Path
+    scheme: QuantizationScheme
+    revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    overwrite: bool = False
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    random_weights: bool = False
+    seed: int = 0
+    verify: bool = True
+    verify_limit: float | None = None
+    verify_tokens: int = 64
+    threads: int | None = None
+
+
+class Observer(Protocol):
+    """Is told how a conversion gets on."""
+
+    def stage(self, name: str) -> None:
+        """Begin a stage of the work."""
+        ...
+
+    def advance(self, done: int, total: int, what: str) -> None:
+        """Within the stage, `done` of `total` units are finished, the last of them `what`."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something a user should read."""
+        ...
+
+
+@dataclass
+class _Stages:
+    """Times the stages and announces them."""
+
+    observer: Observer
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.observer.stage(name)
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+
+def convert(options: ConvertOptions, observer: Observer) -> Report:
+    """Make a bundle at `options.output`, or leave everything as it was.
+
+    Raises InferenceXError of the kind that fits: OptionError, SourceError, CaptureError, QuantizationError,
+    BundleError, FidelityError.
+    """
+    stages = _Stages(observer)
+    report = Report(options.model_id, options.scheme.name)
+    report.seconds = stages.seconds
+    check_destination(options.output, overwrite=options.overwrite)
+    with stages("open"):
+        checkpoint = open_checkpoint(
+            options.model_id,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            allow_pickle=options.allow_pickle,
+            random_weights=options.random_weights,
+            seed=options.seed,
+        )
+        report.warnings.extend(checkpoint.warnings)
+    max_model_len = context_length(checkpoint.config, options.max_model_len)
+    with stages("capture"), _without_garbage_collection():
+        captured = capture(checkpoint.config, trust_remote_code=checkpoint.trust_remote_code)
+    with stages("passes"), _without_garbage_collection():
+        optimized = optimize(captured, max_positions=max_model_len)
+        report.graph = optimized
+    with stages("plan"):
+        sources = resolve_parameters(captured.module, checkpoint)
+        report.source_bytes = checkpoint.nbytes
+        plans = plan_quantization(weight_roles(optimized.model), options.scheme)
+        report.notes.extend(_remarks(plans))
+        report.warnings.extend(_unread(optimized.model, sources))
+        expected = _expected_bytes(optimized.model, plans, options)
+    for text in (*report.warnings, *report.notes):
+        observer.note(text)
+    source_path = checkpoint.directory if checkpoint.kind == "local" else None
+    with BundleWriter(
+        options.output, overwrite=options.overwrite, source=source_path, expected_bytes=expected
+    ) as writer:
+        with stages("quantize" if options.scheme.method != "none" else "pack"):
+            report.weights = _pack(writer, optimized.model, plans, sources, options, observer)
+        with stages("write"):
+            _strip_metadata(optimized.model)
+            writer.write_graph(optimized.model)
+            for name, path in checkpoint.files.items():
+                writer.add_side_file(name, path)
+            staged = writer.seal(_manifest(checkpoint, captured, optimized, options, max_model_len))
+        if options.verify:
+            with stages("verify"):
+                report.fidelity = _verify(staged, checkpoint, captured, sources, options, report)
+        report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
+        report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        writer.add_report(report.to_json(), report.to_markdown())
+        writer.commit()
+    return report
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect nothing while graphs of millions of live objects are built; the collector finds no garbage in them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _remarks(plans: Sequence[TensorPlan]) -> list[str]:
+    """Say what in the plan a user may not expect: ragged groups, excluded and tied weights, by kind."""
+    ragged = [plan for plan in plans if plan.ragged]
+    remarks = []
+    by_shape: dict[tuple[int, int], int] = {}
+    for plan in ragged:
+        assert plan.scheme is not None
+        key = (plan.shape[-1], plan.scheme.group_size)
+        by_shape[key] = by_shape.get(key, 0) + 1
+    for (width, group), count in by_shape.items():
+        remarks.append(
+            f"{count} weights have {width} input channels, not a multiple of the group size {group}: their last group has "
+            f"{width % group}"
+        )
+    remarks += [f"{plan.name}: {plan.reason}" for plan in plans if plan.role in ("head", "embedding")]
+    excluded = [plan.name for plan in plans if "--exclude" in plan.reason]
+    if excluded:
+        remarks.append(f"{len(excluded)} weights stay plain because they are excluded: {', '.join(excluded[:4])}" + (", ..." if len(excluded) > 4 else ""))
+    return remarks
+
+
+def _unread(model: ir.Model, sources: dict[str, ParameterSource]) -> list[str]:
+    """Name parameters of the checkpoint that the recorded computation does not use."""
+    read = parameters_read(model)
+    names = [name for name, source in sources.items() if name not in read and source.tied_to not in read]
+    names = [name for name in names if not any(s.tied_to == name and n in read for n, s in sources.items())]
+    if not names:
+        return []
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return [f"{len(names)} parameters take no part in computing logits and are not stored: {shown}"]
+
+
+def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], options: ConvertOptions) -> int:
+    itemsize = 4 if options.dtype in ("auto", "float32") else 2
+    planned = {plan.name: plan.stored_bytes(itemsize) for plan in plans}
+    total = 0
+    for name, value in model.graph.initializers.items():
+        count = 1
+        for dimension in value.shape or ():
+            count *= int(dimension)
+        total += planned.get(name, count * itemsize)
+    return total
+
+
+def _pack(
+    writer: BundleWriter,
+    model: ir.Model,
+    plans: Sequence[TensorPlan],
+    sources: dict[str, ParameterSource],
+    options: ConvertOptions,
+    observer: Observer,
+) -> list[Any]:
+    packer = WeightPacker(model, plans, sources, DTYPES.get(options.dtype))
+    total = sum(1 for name in model.graph.initializers)
+    done = 0
+
+    def progress(name: str, elements: int) -> None:
+        nonlocal done
+        done += 1
+        observer.advance(done, total, name)
+
+    return packer.run(writer, progress, options.threads)
+
+
+def _strip_metadata(model: ir.Model) -> None:
+    """Remove what the exporter noted for its own debugging: source lines and paths of the machine it ran on."""
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.graph.name = "step"
+    model.functions.clear()
+    model.producer_name, model.producer_version = "inferencex", importlib.metadata.version("inferencex")
+
+
+def _manifest(
+    checkpoint: Checkpoint, captured: Captured, optimized: Optimized, options: ConvertOptions, max_model_len: int
+) -> Manifest:
+    config = checkpoint.config
+    architecture: dict[str, Any] = {
+        "model_type": config.model_type,
+        "class": type(captured.module).__name__,
+        "max_model_len": max_model_len,
+        "parameters": sum(p.numel() for p in captured.module.parameters()),
+        "operators": {"before": optimized.ops_before, "after": optimized.ops_after},
+        "folded": optimized.rewrites,
+    }
+    if captured.uses_prompt_lengths:
+        architecture["length_independent_up_to"] = length_independent_up_to(config)
+    tools = {name: importlib.metadata.version(name) for name in _TOOLS}
+    return Manifest(
+        source=dict(checkpoint.provenance(hash_files=True)),
+        architecture=architecture,
+        scheme={**options.scheme.to_json(), "dtype": options.dtype},
+        tools=tools,
+    )
+
+
+def _verify(
+    staged: Path,
+    checkpoint: Checkpoint,
+    captured: Captured,
+    sources: dict[str, ParameterSource],
+    options: ConvertOptions,
+    report: Report,
+) -> fidelity.Fidelity:
+    """Read the bundle back from disk and compare it with the source; raises FidelityError when it is off."""
+    vocabulary = captured.module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    token_ids = probe_tokens(staged, vocabulary, options.verify_tokens)
+    source = source_logits(captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
+    bundle = fidelity.bundle_logits(staged, token_ids)
+    result = fidelity.compare_logits(source, bundle, torch.tensor(token_ids))
+    fidelity.check(result, _limit(options, report), options.model_id)
+    return result
+
+
+def _limit(options: ConvertOptions, report: Report) -> float:
+    if options.verify_limit is not None:
+        if options.verify_limit <= 0:
+            raise OptionError(f"--verify-limit {options.verify_limit}: expected a number above 0")
+        return options.verify_limit
+    formats = " ".join(weight.format for weight in report.weights)
+    for name, mark in (("int4", "int4"), ("int8", "int8"), ("16 bits", "float16")):
+        if mark in formats:
+            return _LIMITS[name]
+    return _LIMITS["float32"]
