@@ -135,9 +135,9 @@ class WeightPacker:
         self, value: ir.Value, op_type: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int]
     ) -> None:
         """Let all readers of a stored weight read it through one node."""
+        users = list(value.uses())
         node = self.edit.node(op_type, list(inputs), attributes, shape=value.shape, stem=f"{value.name}.float")
         node.name = node.outputs[0].name
-        users = list(value.uses())
         self.graph.insert_before(min((u.node for u in users), key=self.graph.index), [node])
         for use in users:
             use.node.replace_input_with(use.idx, node.outputs[0])

@@ -48,7 +48,10 @@ def model_of(
 
 
 def evaluate(
-    op_type: str, inputs: Mapping[str, NDArray[Any] | None], attributes: Mapping[str, Any], outputs: Sequence[str] = ("y",)
+    op_type: str,
+    inputs: Mapping[str, NDArray[Any] | None],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[str] = ("y",),
 ) -> list[NDArray[Any]]:
     """Run one node through `onnx.reference`."""
     shapes = {name: None if array is None else array.shape for name, array in inputs.items()}

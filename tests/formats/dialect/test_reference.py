@@ -126,7 +126,13 @@ def test_a_sink_takes_part_of_the_weight_and_adds_no_value() -> None:
 
 
 def test_alibi_lowers_the_score_of_earlier_keys() -> None:
-    inputs = {"q": np.zeros((2, 1)), "k": np.zeros((2, 1)), "v": np.array([[0.0], [1.0]]), "s": None, "slopes": np.ones(1)}
+    inputs = {
+        "q": np.zeros((2, 1)),
+        "k": np.zeros((2, 1)),
+        "v": np.array([[0.0], [1.0]]),
+        "s": None,
+        "slopes": np.ones(1),
+    }
     arrays = {n: None if x is None else x.astype(np.float32) for n, x in inputs.items()}
     (y,) = evaluate("Attention", arrays, {"layer": 0, "num_heads": 1, "num_kv_heads": 1, "scale": 1.0})
     np.testing.assert_allclose(y[1, 0], 1 / (1 + np.exp(-1.0)), rtol=1e-6)
@@ -143,7 +149,9 @@ def test_the_softcap_bounds_scores_before_the_softmax() -> None:
 def test_query_heads_share_keys_in_consecutive_groups() -> None:
     q, k = np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32)
     v = np.array([[5.0, 7.0]], np.float32)
-    (y,) = evaluate("Attention", {"q": q, "k": k, "v": v}, {"layer": 0, "num_heads": 4, "num_kv_heads": 2, "scale": 1.0})
+    (y,) = evaluate(
+        "Attention", {"q": q, "k": k, "v": v}, {"layer": 0, "num_heads": 4, "num_kv_heads": 2, "scale": 1.0}
+    )
     np.testing.assert_array_equal(y, [[5, 5, 7, 7]])
 
 
@@ -185,7 +193,10 @@ def test_layouts_of_the_gate() -> None:
 
 @pytest.mark.parametrize(
     ("attributes", "message"),
-    [({"activation": "swish"}, "activation is 'swish'"), ({"activation": "silu", "layout": "rows"}, "layout is 'rows'")],
+    [
+        ({"activation": "swish"}, "activation is 'swish'"),
+        ({"activation": "silu", "layout": "rows"}, "layout is 'rows'"),
+    ],
 )
 def test_unknown_names_are_refused(attributes: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -221,7 +232,10 @@ def test_expert_linear_equals_torch(with_bias: bool, dtype: type[np.integer[Any]
     ids = np.array([2, 0, 0, 2, 1, 2, 0], dtype)
     (y,) = evaluate("ExpertLinear", {"x": x, "ids": ids, "w": weight, "b": bias if with_bias else None}, {})
     expected = fused.expert_linear(
-        torch.from_numpy(x), torch.from_numpy(ids), torch.from_numpy(weight), torch.from_numpy(bias) if with_bias else None
+        torch.from_numpy(x),
+        torch.from_numpy(ids),
+        torch.from_numpy(weight),
+        torch.from_numpy(bias) if with_bias else None,
     )
     np.testing.assert_allclose(y, expected.numpy(), atol=1e-5)
 

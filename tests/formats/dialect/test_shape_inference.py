@@ -30,7 +30,9 @@ CASES: list[tuple[str, dict[str, Shape | None], dict[str, Any], list[Shape]]] = 
 ]
 
 
-def _model(op_type: str, inputs: dict[str, Shape | None], attributes: dict[str, Any], count: int = 1) -> onnx.ModelProto:
+def _model(
+    op_type: str, inputs: dict[str, Shape | None], attributes: dict[str, Any], count: int = 1
+) -> onnx.ModelProto:
     return model_of(op_type, inputs, attributes, outputs=["y", "sum"][:count], dtypes=IDS)
 
 
@@ -62,11 +64,21 @@ def test_the_dtype_is_that_of_the_activations() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "message"),
     [
-        ("Attention", {"q": ["T", 30], "k": ["T", 16], "v": ["T", 12]}, ATTENTION, "width of q is 30, not a multiple of 4"),
+        (
+            "Attention",
+            {"q": ["T", 30], "k": ["T", 16], "v": ["T", 12]},
+            ATTENTION,
+            "width of q is 30, not a multiple of 4",
+        ),
         ("Attention", {"q": ["T", 32], "k": ["T", 12], "v": ["T", 12]}, ATTENTION, "head of q and k is both 6 and 8"),
         ("Attention", {"q": ["T", 32], "k": ["T", 16], "v": ["T", 13]}, ATTENTION, "width of v is 13"),
         ("Attention", {"q": [4, 32], "k": [5, 16], "v": [4, 12]}, ATTENTION, "number of tokens is both 4 and 5"),
-        ("Attention", {"q": [1, 4, 32], "k": ["T", 16], "v": ["T", 12]}, ATTENTION, "input 0 has 3 dimensions, expected 2"),
+        (
+            "Attention",
+            {"q": [1, 4, 32], "k": ["T", 16], "v": ["T", 12]},
+            ATTENTION,
+            "input 0 has 3 dimensions, expected 2",
+        ),
         (
             "Attention",
             {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12], "sinks": [3]},
