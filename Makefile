@@ -55,12 +55,11 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.dependencie
 	@touch $@
 
 demo: $(DEMO_BUNDLE)/bundle.json ## Convert SmolLM2-135M-Instruct to INT4 and let it answer PROMPT.
-	$(BIN)/inferencex-run $(DEMO_BUNDLE) --temperature 0 --max-tokens 128 --prompt "$$PROMPT"
+	$(BIN)/inferencex-run $(DEMO_BUNDLE) --temperature 0 --max-tokens 48 --prompt "$$PROMPT"
 demo: export PROMPT := $(PROMPT)
 
 bundles/$(MODEL)-%/bundle.json: $(CONVERTER) $(VENV)/.installed
-	rm -rf '$(@D)'
-	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) --output '$(@D)'
+	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) --overwrite --output $(@D)
 
 test: $(VENV)/.installed ## Run the tests.
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \

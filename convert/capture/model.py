@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import transformers
 from accelerate import init_empty_weights
@@ -41,7 +43,7 @@ def empty_model(config: transformers.PreTrainedConfig, *, trust_remote_code: boo
 def _build(config: transformers.PreTrainedConfig, attention: str, trust_remote_code: bool) -> torch.nn.Module:
     with init_empty_weights(include_buffers=False):
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
-            config,
+            copy.deepcopy(config),  # transformers writes the names of the implementations into it
             attn_implementation=attention,
             experts_implementation=routes.NAME,
             trust_remote_code=trust_remote_code,

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from inferencex.formats.errors import CaptureError
 
@@ -76,12 +78,38 @@ class _Tidier:
         self.tokens = self.positions.meta["val"].shape[1]
 
     def run(self) -> None:
+        self._fold_scalars()
         for node in list(self.graph.nodes):
             if node.op == "call_function":
                 self._visit(node)
         self.graph.eliminate_dead_code()
         self.graph.lint()
         self.program.graph_module.recompile()
+
+    def _fold_scalars(self) -> None:
+        """Compute scalars that depend on constants alone; some come from functions that ONNX does not have."""
+        known: dict[Node, torch.Tensor] = {}
+        for spec in self.program.graph_signature.input_specs:
+            constant = self.program.constants.get(str(spec.target))
+            if spec.kind == InputKind.CONSTANT_TENSOR and isinstance(constant, torch.Tensor) and constant.dim() == 0:
+                node = next(n for n in self.graph.nodes if n.name == spec.arg.name)
+                known[node] = constant
+        for node in list(self.graph.nodes):
+            value = node.meta.get("val")
+            sources = node.all_input_nodes
+            if node.op != "call_function" or not sources or not all(source in known for source in sources):
+                continue
+            mutates = is_mutation(node) and node.target not in _COPIES
+            if mutates or not isinstance(value, torch.Tensor) or value.dim():
+                continue
+            known[node] = node.target(*map_arg(node.args, known.__getitem__), **map_arg(node.kwargs, known.__getitem__))
+            with self.graph.inserting_before(node):
+                scalar = self.graph.call_function(
+                    _aten.scalar_tensor.default, (known[node].item(),), {"dtype": known[node].dtype}
+                )
+            scalar.meta = dict(node.meta)
+            known[scalar] = known[node]
+            self._replace(node, scalar)
 
     def _visit(self, node: Node) -> None:
         target = node.target

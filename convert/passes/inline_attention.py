@@ -48,6 +48,8 @@ def _take_apart(value: ir.Value | None) -> _Score | None:
         return _Score(node) if not any(is_weight(v) for v in node.inputs) and rank(node.outputs[0]) >= 3 else None
     if node.op_type in _TRANSPARENT:
         return _take_apart(node.inputs[0])
+    if node.op_type == "Max" and (scalar_of(node.inputs[1]) or 0.0) < _HIDDEN:
+        return _take_apart(node.inputs[0])  # keeps hidden scores finite
     if node.op_type in ("Mul", "Div"):
         for index in (0, 1) if node.op_type == "Mul" else (0,):
             factor = scalar_of(node.inputs[1 - index])

@@ -10,6 +10,8 @@ ragged batches: the symbolic token dimension must stay an axis along which nothi
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import onnx_ir as ir
 
 from inferencex.convert.passes.editing import Editor, attribute, constant_of, dims, drop_dead, ints_of, is_weight, rank
@@ -29,6 +31,13 @@ _AXES_INPUT = {
     "CumSum": 1, "ReduceL1": 1, "ReduceL2": 1, "ReduceMax": 1, "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1,
     "ReduceSum": 1, "ReduceSumSquare": 1, "ReduceLogSumExp": 1, "Slice": 3,
 }  # fmt: skip
+_COMBINES = {
+    "Attention", "AveragePool", "Compress", "Conv", "ConvInteger", "ConvTranspose", "DFT", "DeformConv", "DepthToSpace",
+    "Det", "Einsum", "GRU", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GridSample", "GroupNormalization",
+    "If", "InstanceNormalization", "LRN", "LSTM", "Loop", "LpPool", "MatMulInteger", "MaxPool", "NonZero", "Pad",
+    "MeanVarianceNormalization", "QLinearConv", "QLinearMatMul", "RNN", "Resize", "ReverseSequence", "STFT", "Scan",
+    "SpaceToDepth", "Unique",
+}  # fmt: skip
 _RESHAPES = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
 _DEFAULT_AXIS = {"ArgMax": 0, "ArgMin": 0, "Split": 0, "GatherElements": 0, "ScatterElements": 0}
 
@@ -46,6 +55,7 @@ class _TokenMajor:
                 self._drop(value)
         for node in list(self.graph):
             self._visit(node)
+            self._squeeze_outputs(node)
         for value in self.graph.outputs:
             if value not in self.dropped:
                 raise CaptureError(f"output {value.name} has shape {value.shape}: its batch dimension could not be removed")
@@ -70,12 +80,10 @@ class _TokenMajor:
         shape = [] if value.shape is None else list(value.shape)
         return len(shape) >= 2 and shape[0] == 1 and any(not isinstance(d, int) for d in shape)
 
-    def _token_axis(self, value: ir.Value) -> int | None:
-        """The axis of the tokens, counted from the end; None when there is none or it is merged with others."""
-        for axis, dim in enumerate(self._full_dims(value)):
-            if not isinstance(dim, int) and str(dim) == self.tokens:
-                return axis - self._full_rank(value)
-        return None
+    def _token_axes(self, value: ir.Value) -> set[int]:
+        """The axes of the tokens, counted from the end; none where they are merged with other axes."""
+        dims, full = self._full_dims(value), self._full_rank(value)
+        return {axis - full for axis, dim in enumerate(dims) if not isinstance(dim, int) and str(dim) == self.tokens}
 
     def _without_leading(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """Return `value`, whose first dimension is 1, without it."""
@@ -86,6 +94,23 @@ class _TokenMajor:
         squeezed = self.edit.node("Squeeze", [value, self.edit.constant([0])], shape=list(value.shape)[1:], stem=str(value.name))
         squeezed.outputs[0].dtype = value.dtype
         return self.edit.before(node, squeezed)
+
+    def _squeeze_outputs(self, node: ir.Node) -> None:
+        """Take the batch dimension from outputs that still have it: of a stack of batches one was picked, say."""
+        if node.graph is None:
+            return
+        for output in node.outputs:
+            if output in self.dropped or not output.uses() and not output.is_graph_output() or not self._batched(output):
+                continue
+            assert output.shape is not None
+            squeeze = self.edit.node(
+                "Squeeze", [output, self.edit.constant([0])], shape=list(output.shape)[1:], stem=str(output.name)
+            )
+            squeeze.outputs[0].dtype = output.dtype
+            new = self.edit.after(node, squeeze)
+            output.replace_all_uses_with(new, replace_graph_outputs=True)
+            squeeze.replace_input_with(0, output)
+            self.dropped.add(new)
 
     # --- one node -------------------------------------------------------------------------------------------
 
@@ -112,6 +137,8 @@ class _TokenMajor:
             self._gather(node)
         elif node.op_type == "Expand":
             self._expand(node)
+        elif node.op_type in _COMBINES and any(self._token_axes(v) for v in inputs):
+            self._refuse(node)
         else:
             self._wrap(node)
 
@@ -145,10 +172,8 @@ class _TokenMajor:
         if node.op_type in _AXES_INPUT:
             index = _AXES_INPUT[node.op_type]
             given = ints_of(node.inputs[index]) if len(node.inputs) > index else None
-            if given is None:
-                self._wrap(node)
-                return
-            axes = [a if a < 0 else a - full for a in given]
+            every = range(-full, 0)  # without axes it is all of them
+            axes = list(every) if given is None else [a if a < 0 else a - full for a in given]
         else:
             default = _DEFAULT_AXIS.get(node.op_type, -1)
             axis = int(attribute(node, "axis", default))
@@ -183,12 +208,16 @@ class _TokenMajor:
         return [v for v in node.inputs[:1] if v is not None]
 
     def _refuse_mixing(self, node: ir.Node, data: ir.Value, axes: list[int]) -> None:
-        token_axis = self._token_axis(data)
-        if token_axis in axes and not (node.op_type == "Slice" and self._full_dims(node.outputs[0]) == self._full_dims(data)):
-            raise CaptureError(
-                f"{node.op_type} ({node.outputs[0].name}) works along the tokens of a sequence: layers other than "
-                "attention that combine tokens (recurrent state, convolutions) are not supported"
-            )
+        same_size = self._full_dims(node.outputs[0]) == self._full_dims(data)
+        if self._token_axes(data) & set(axes) and not (node.op_type == "Slice" and same_size):
+            self._refuse(node)
+
+    @staticmethod
+    def _refuse(node: ir.Node) -> NoReturn:
+        raise CaptureError(
+            f"{node.op_type} ({node.outputs[0].name}) works along the tokens of a sequence: layers other than "
+            "attention that combine tokens (recurrent state, convolutions) are not supported"
+        )
 
     def _transpose(self, node: ir.Node) -> None:
         (data,) = node.inputs
@@ -206,9 +235,9 @@ class _TokenMajor:
         a, b = node.inputs
         assert a is not None and b is not None
         output = node.outputs[0]
+        if -1 in self._token_axes(a) or -2 in self._token_axes(b):
+            raise CaptureError(f"MatMul ({output.name}) contracts over the tokens of a sequence")
         if a in self.dropped and self._full_rank(b) == 2 and self._full_rank(a) >= 3 and b not in self.dropped:
-            if self._token_axis(a) == -1:
-                raise CaptureError(f"MatMul ({output.name}) contracts over the tokens of a sequence")
             self._drop(output)
             return
         if self._full_rank(a) == self._full_rank(b) >= 3 and self._shape_of(output)[0] == 1:
@@ -233,7 +262,7 @@ class _TokenMajor:
             if axis == -full:
                 self._wrap(node)
                 return
-            if self._token_axis(data) == axis and str(self.graph.inputs[2].name) != str(indices.name):
+            if axis in self._token_axes(data) and str(self.graph.inputs[2].name) != str(indices.name):
                 raise CaptureError(f"Gather ({output.name}) picks tokens by their index in the batch")
             node.attributes["axis"] = ir.AttrInt64("axis", axis)
             if axis == -full + 1 and rank(indices) == 1:
@@ -305,15 +334,6 @@ class _TokenMajor:
                 )
                 unsqueeze.outputs[0].dtype = value.dtype
                 node.replace_input_with(index, self.edit.before(node, unsqueeze))
-        for output in node.outputs:
-            if self._batched(output):
-                assert output.shape is not None
-                squeeze = self.edit.node("Squeeze", [output, self.edit.constant([0])], shape=list(output.shape)[1:], stem=str(output.name))
-                squeeze.outputs[0].dtype = output.dtype
-                new = self.edit.after(node, squeeze)
-                output.replace_all_uses_with(new, replace_graph_outputs=True)
-                squeeze.replace_input_with(0, output)
-                self.dropped.add(new)
 
 
 def to_token_major(model: ir.Model) -> None:

@@ -22,6 +22,8 @@ Loader = Callable[[str], Tensor]
 # These move numbers and never change them, so the stored dtype survives.
 _MOVES = {"Transpose", "Reshape", "Slice", "Concat", "Split", "Squeeze", "Unsqueeze", "Identity", "Gather", "Expand", "Flatten"}
 
+_INTEGERS = {torch.bool: ir.DataType.BOOL, torch.int64: ir.DataType.INT64, torch.int32: ir.DataType.INT32}
+
 
 @dataclass(frozen=True)
 class WeightExpression:
@@ -110,16 +112,17 @@ def fold_weights(model: ir.Model) -> int:
             continue
         constants = {str(v.name): interpreter.to_tensor(_tensor(v)) for v in others}
         parts = [expression_of(v) for v in sources]
-        shapes = _shapes(node)
-        if shapes is None:
+        results = _on_meta(node)
+        if results is None:
             continue
         first = parts[0].parameters[0]
         names = [f"{first}.{output.name}" for output in node.outputs]
         alone = _detached(node, names)
-        for output, name, shape in zip(node.outputs, names, shapes, strict=True):
+        for output, name, meta in zip(node.outputs, names, results, strict=True):
             combined = combine(name, parts, [alone])
             combined.constants.update(constants)
-            value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+            kind = ir.DataType.FLOAT if meta.is_floating_point() else _INTEGERS[meta.dtype]
+            value = ir.Value(name=name, shape=ir.Shape(list(meta.shape)), type=ir.TensorType(kind))
             value.meta[WEIGHT] = combined
             graph.initializers[name] = value
             output.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -139,17 +142,17 @@ def _tensor(value: ir.Value) -> Any:
     return value.const_value if value.const_value is not None else ir.convenience.get_const_tensor(value)
 
 
-def _shapes(node: ir.Node) -> list[list[int]] | None:
-    """Find the shapes of a node's outputs by running it on meta tensors; None when it cannot be."""
+def _on_meta(node: ir.Node) -> list[Tensor] | None:
+    """Find the shapes and dtypes of a node's outputs by running it on meta tensors; None when it cannot be."""
     inputs = []
     for value in node.inputs:
         if value is not None and WEIGHT in value.meta:
-            assert value.shape is not None
-            inputs.append(torch.empty([int(d) for d in value.shape], device="meta"))
+            assert value.shape is not None and value.dtype is not None
+            dtype = next((d for d, kind in _INTEGERS.items() if kind == value.dtype), torch.float32)
+            inputs.append(torch.empty([int(d) for d in value.shape], device="meta", dtype=dtype))
         else:
             inputs.append(None if value is None else interpreter.to_tensor(_tensor(value)))
     try:
-        results = interpreter.run_node(node, inputs)
+        return list(interpreter.run_node(node, inputs))
     except (RuntimeError, NotImplementedError):
         return None
-    return [list(result.shape) for result in results]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.attention import AttentionState
@@ -117,7 +118,7 @@ class ReferenceExecutable:
             for value in self._graph.inputs:
                 name = str(value.name)
                 if name not in _STEP_INPUTS:
-                    raise ValueError(f"the graph has an unknown input {name!r}")
+                    raise BackendError(f"the graph has an unknown input {name!r}; expected {', '.join(sorted(_STEP_INPUTS))}")
                 environment[name] = torch.from_numpy(np.asarray(getattr(batch, name), dtype=np.int64))
             for node, ended in zip(self._nodes, self._last_use, strict=True):
                 if str(node.outputs[0].name) in self._static:

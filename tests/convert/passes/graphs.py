@@ -48,10 +48,10 @@ class Builder:
         self.graph.initializers[name] = value
         return value
 
-    def constant(self, value: float | Sequence[int] | Array) -> ir.Value:
+    def constant(self, value: float | Sequence[int] | Array, name: str = "") -> ir.Value:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
-        name = f"c{len(self.graph.initializers)}"
+        name = name or f"c{len(self.graph.initializers)}"
         tensor = ir.tensor(array, name=name)
         made = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.initializers[name] = made

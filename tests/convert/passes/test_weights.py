@@ -119,13 +119,17 @@ def test_weights_are_no_constants() -> None:
 def test_combining_runs_shared_nodes_once() -> None:
     b = Builder()
     shared = b.node("Add", b.parameter("w", 4), b.constant(1.0))
-    model = b.model(b.node("Mul", b.node("Exp", shared), b.input("x", [1])), b.node("Mul", b.node("Neg", shared), shared))
+    one, other = b.node("Exp", shared), b.node("Neg", shared)
+    model = b.model(b.node("Mul", one, b.input("x", [1])), b.node("Mul", other, b.graph.inputs[0]))
     fold_weights(model)
-    exp, neg = [v for n in model.graph for v in n.inputs if v is not None and is_weight(v)][:1] * 2
-    joined = ir.node("Concat", [ir.Value(name=expression_of(v).output) for v in (exp, neg)], {"axis": 0})
-    both = combine(str(joined.outputs[0].name), [expression_of(exp), expression_of(neg)], [joined])
-    assert len(both.nodes) == len(expression_of(exp).nodes) + 1
+    parts = [expression_of(v) for node in model.graph for v in node.inputs if v is not None and is_weight(v)]
+    joined = ir.node("Concat", [ir.Value(name=part.output) for part in parts], {"axis": 0})
+    joined.outputs[0].name = "joined"
+    both = combine("joined", parts, [joined])
+    assert [node.op_type for node in both.nodes] == ["Add", "Exp", "Neg", "Concat"]
     assert both.parameters == ("w",)
+    plus_one = b.parameters["w"] + 1
+    assert torch.equal(both.evaluate(b.parameters.__getitem__), torch.cat([plus_one.exp(), -plus_one]))
 
 
 def test_marking_parameters_follows_ties() -> None:

@@ -1,0 +1,105 @@
+"""Steps over sequences laid out in blocks, and a graph of attention layers to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from inferencex.formats import dialect
+from inferencex.runtime.backends.base import BackendOptions, StepBatch
+from inferencex.runtime.backends.reference.executable import ReferenceExecutable
+
+Chunk = tuple[int, int, int]  # sequence, first position, number of tokens
+HEADS, GROUPS, KEY_DIM, VALUE_DIM = 4, 2, 6, 5
+VOCAB, BLOCK_SIZE, NUM_BLOCKS = 11, 4, 24
+
+
+def initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+class Model:
+    """Embedding, then layers of attention that are summed, then the rows that are asked for."""
+
+    def __init__(self) -> None:
+        dialect.register()
+        self.rng = np.random.default_rng(0)
+        opsets = {"": dialect.OPSET, dialect.DOMAIN: dialect.VERSION}
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name="test")
+        for name, size in (("token_ids", "tokens"), ("positions", "tokens"), ("logit_rows", "rows")):
+            self.graph.inputs.append(ir.Value(name=name, shape=ir.Shape([size]), type=ir.TensorType(ir.DataType.INT64)))
+        self.ids, self.positions, self.rows = self.graph.inputs
+
+    def weight(self, *shape: int) -> ir.Value:
+        array = self.rng.standard_normal(shape).astype(np.float32)
+        return initializer(self.graph, f"w{len(self.graph.initializers)}", array)
+
+    def node(
+        self, op_type: str, *inputs: ir.Value | None, shape: Sequence[int | str], domain: str = "", **attributes: Any
+    ) -> ir.Value:
+        output = ir.Value(
+            name=f"{op_type}_{len(self.graph)}", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT)
+        )
+        self.graph.append(ir.node(op_type, list(inputs), attributes, domain=domain, outputs=[output]))
+        return output
+
+    def embed(self, features: int) -> ir.Value:
+        return self.node("Gather", self.weight(VOCAB, features), self.ids, shape=["tokens", features])
+
+    def keys(self) -> tuple[ir.Value, ir.Value]:
+        return self.embed(GROUPS * KEY_DIM), self.embed(GROUPS * VALUE_DIM)
+
+    def attention(
+        self, layer: int, k: ir.Value, v: ir.Value, *extra: ir.Value | None, writes: int = 1, **attributes: Any
+    ) -> ir.Value:
+        plain = {"layer": layer, "writes": writes, "num_heads": HEADS, "num_kv_heads": GROUPS, "scale": 0.4}
+        q = self.embed(HEADS * KEY_DIM)
+        width = HEADS * VALUE_DIM
+        return self.node("Attention", q, k, v, *extra, shape=["tokens", width], domain=dialect.DOMAIN, **plain, **attributes)
+
+    def finish(self, y: ir.Value, features: int) -> ir.Model:
+        logits = self.node("Gather", y, self.rows, shape=["rows", features], axis=0)
+        logits.name = "logits"
+        self.graph.outputs.append(logits)
+        return ir.Model(self.graph, ir_version=11)
+
+
+def compiled(model: ir.Model, *, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE, **kwargs: Any) -> ReferenceExecutable:
+    return ReferenceExecutable(model, BackendOptions(num_blocks=num_blocks, block_size=block_size), max_model_len=64, **kwargs)
+
+
+def tables(lengths: Sequence[int], block_size: int = BLOCK_SIZE, seed: int | None = None) -> list[list[int]]:
+    """Hand out the blocks of a pool, in order or shuffled."""
+    counts = [-(-length // block_size) for length in lengths]
+    order = np.arange(sum(counts)) if seed is None else np.random.default_rng(seed).permutation(sum(counts))
+    pool = iter(int(block) for block in order)
+    return [[next(pool) for _ in range(count)] for count in counts]
+
+
+def batch(
+    chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], blocks: Sequence[Sequence[int]], rows: Sequence[int] | None = None
+) -> StepBatch:
+    """Lay chunks out as one step; all rows are asked for unless `rows` says which."""
+    ids = [t for s, first, size in chunks for t in sequences[s][first : first + size]]
+    width = max(len(blocks[s]) for s, _, _ in chunks)
+    return StepBatch(
+        token_ids=np.array(ids, np.int32),
+        positions=np.array([p for _, first, size in chunks for p in range(first, first + size)], np.int32),
+        sequence_offsets=np.cumsum([0, *(size for _, _, size in chunks)]).astype(np.int32),
+        context_lengths=np.array([first + size for _, first, size in chunks], np.int32),
+        block_tables=np.array([[*blocks[s], *[-1] * (width - len(blocks[s]))] for s, _, _ in chunks], np.int32),
+        logit_rows=np.arange(len(ids), dtype=np.int32) if rows is None else np.array(rows, np.int32),
+        prompt_lengths=np.array([len(sequences[s]) for s, _, size in chunks for _ in range(size)], np.int32),
+    )
+
+
+def random_sequences(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    return [[int(t) for t in rng.integers(0, VOCAB, length)] for length in lengths]

