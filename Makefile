@@ -6,6 +6,7 @@ PIP_ARGS ?=
 TORCH_INDEX ?=
 PROMPT ?= Why is the sky blue?
 PYTEST_ARGS ?=
+COMPARE_ARGS ?=
 # Past eight, the memory that each worker takes costs more than its core gives.
 TEST_WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 
@@ -31,6 +32,7 @@ help: ## Show this list.
 	@echo '  TORCH_INDEX   index to take torch from: the one of CPU builds saves gigabytes of CUDA on Linux'
 	@echo '  PROMPT        what make demo asks the model'
 	@echo '  TEST_WORKERS  processes that run the tests (one for each core, at most 8)'
+	@echo '  COMPARE_ARGS  more options for make fidelity, such as --text FILE --windows 64'
 	@echo '  PYTEST_ARGS   more options for pytest, such as -k NAME'
 
 setup: $(VENV)/.installed ## Make the environment, or bring it up to date; the targets below do so by themselves.
@@ -89,7 +91,7 @@ architectures: $(VENV)/.installed ## Try every decoder-only architecture and wri
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.architectures.sweep --jobs $(TEST_WORKERS)
 
 fidelity: $(BUNDLES:=/bundle.json) ## Compare SmolLM2's INT8 and INT4 bundles with the source: KL divergence.
-	$(BIN)/python -m bench.fidelity $(BUNDLES)
+	$(BIN)/inferencex compare bundles/$(MODEL)-none bundles/$(MODEL)-int8 bundles/$(MODEL)-int4 $(COMPARE_ARGS)
 
 clean: ## Remove what was built, the caches and the demo's bundles; keep the environment.
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(BUNDLES)

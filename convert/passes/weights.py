@@ -54,7 +54,9 @@ class WeightExpression:
             environment[name] = tensor.to(torch.float32) if floating else tensor
         dtypes = {environment[name].dtype for name in self.parameters}
         if len(dtypes) > 1:
-            widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype.itemsize, dtype == torch.float32))
+            widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype.itemsize))
+            if {torch.float16, torch.bfloat16} <= dtypes:  # neither holds the other's numbers
+                widest = torch.float32
             for name in self.parameters:
                 environment[name] = environment[name].to(widest)
         interpreter.run_nodes(self.nodes, environment)

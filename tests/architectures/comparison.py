@@ -1,34 +1,50 @@
-"""Capture a tiny model, run it on the reference backend over ragged batches, and compare with `transformers`."""
+"""Convert a tiny checkpoint, run its bundle over ragged batches, and compare with `transformers`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-import onnx_ir as ir
-import torch
-from transformers import PretrainedConfig
+import transformers
+from torch import nn
 
-from inferencex.convert.capture import capture
-from inferencex.convert.passes import optimize
-from inferencex.convert.passes.editing import is_weight
-from inferencex.convert.passes.weights import expression_of
+from inferencex.convert.pipeline import ConvertOptions, convert
+from inferencex.convert.quantize.scheme import parse_scheme
 from inferencex.runtime.backends.base import BackendOptions
-from inferencex.runtime.backends.reference.executable import ReferenceExecutable
+from inferencex.runtime.backends.reference import ReferenceBackend
 from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, ragged_logits, random_sequences
 from tests.architectures.shrink import tiny_config
 from tests.architectures.zoo import reference_logits, tiny_model
 
 MAX_MODEL_LEN = 64
 TOLERANCE = 1e-3
+_TOKENS = 250  # below every tiny vocabulary, padded or not
+
+
+class _Silent:
+    """A conversion's observer that says nothing."""
+
+    def stage(self, name: str) -> None: ...
+
+    def advance(self, done: int, total: int, what: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 def largest_error(name: str, **overrides: object) -> float:
-    """Return the largest difference of any logit between `transformers`, each sequence alone, and a ragged batch."""
+    """Return the largest difference of any logit between `transformers`, each sequence alone, and a ragged batch.
+
+    The model goes all the way: written as a checkpoint, converted, its bundle read back. Raises InferenceXError when
+    it cannot be converted, AssertionError when the logits are not finite or have another shape.
+    """
     model = tiny_model(name, **overrides)
-    executable = compile_model(tiny_config(name, **overrides), model.state_dict())
-    sequences = random_sequences(vocab_size=250)
-    results = ragged_logits(executable, sequences)
+    with TemporaryDirectory() as folder:
+        bundle = write_bundle(model, tiny_config(name, **overrides), Path(folder))
+        options = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE)
+        executable = ReferenceBackend().compile(bundle, options)
+        sequences = random_sequences(_TOKENS)
+        results = ragged_logits(executable, sequences)
     errors = []
     for tokens, logits in zip(sequences, results, strict=True):
         expected = reference_logits(model, tokens)
@@ -38,12 +54,20 @@ def largest_error(name: str, **overrides: object) -> float:
     return max(errors)
 
 
-def compile_model(config: PretrainedConfig, weights: Mapping[str, torch.Tensor]) -> ReferenceExecutable:
-    """Capture `config`, fill the graph's parameters from `weights`, and return it ready to execute."""
-    optimized = optimize(capture(config), max_positions=MAX_MODEL_LEN)
-    for initializer, value in optimized.model.graph.initializers.items():
-        if is_weight(value):
-            tensor = expression_of(value).evaluate(weights.__getitem__)
-            value.const_value = ir.tensor(tensor.contiguous().numpy(), name=initializer)
-    options = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE)
-    return ReferenceExecutable(optimized.model, options, max_model_len=MAX_MODEL_LEN)
+def write_bundle(model: nn.Module, config: transformers.PreTrainedConfig, folder: Path) -> Path:
+    """Save `model` as a checkpoint in `folder` and convert it, unquantized; returns the bundle's path.
+
+    `config` is what a published checkpoint has beside it; a model that is part of another keeps only its own section.
+    """
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    assert isinstance(model, transformers.PreTrainedModel)
+    checkpoint, bundle = folder / "checkpoint", folder / "bundle"
+    model.save_pretrained(checkpoint)
+    if type(config) is not type(model.config):
+        config.save_pretrained(checkpoint)
+    scheme = parse_scheme("none")
+    options = ConvertOptions(
+        str(checkpoint), bundle, scheme, dtype="float32", max_model_len=MAX_MODEL_LEN, verify=False
+    )
+    convert(options, _Silent())
+    return bundle

@@ -1,7 +1,8 @@
 """Try every decoder-only architecture that `transformers` knows, and write down which are supported.
 
-    python -m tests.architectures.sweep [--jobs 2] [--timeout 180] [--output docs/architectures.md] [name ...]
+    python -m tests.architectures.sweep [--jobs 2] [--timeout 180] [--at-least 0] [--output PAGE] [name ...]
 
+Without names all of them are tried, and the page is `docs/architectures.md` unless another is asked for.
 Each architecture is captured, run and compared in a process of its own, so that one that hangs or dies is a line of
 the table like any other. The exit status is 0 whatever the table says, unless `--at-least` asks for more than it has.
 """
@@ -24,6 +25,8 @@ import transformers
 
 from inferencex.formats.errors import InferenceXError
 from tests.architectures import comparison, zoo
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 
 _INTRODUCTION = """\
 # Architectures
@@ -160,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="architectures to try; all decoder-only ones when none is given")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one architecture")
-    parser.add_argument("--output", type=Path, help="write the page here")
+    parser.add_argument("--output", type=Path, help="write the page here (docs/architectures.md if all are tried)")
     parser.add_argument("--at-least", type=int, default=0, help="exit with 1 when fewer are supported")
     options = parser.parse_args(arguments)
 
@@ -173,8 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"[{len(results)}/{len(names)}] {result.name} ({result.seconds:.1f} s): {said}", flush=True)
     supported = sum(result.supported for result in results)
     print(f"{supported} of {len(results)} supported")
-    if options.output is not None:
-        options.output.write_text(page(results), encoding="utf-8")
+    output = options.output if options.names else options.output or _PAGE
+    if output is not None:
+        output.write_text(page(results), encoding="utf-8")
     return 0 if supported >= options.at_least else 1
 
 

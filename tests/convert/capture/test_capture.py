@@ -50,7 +50,7 @@ def test_tied_weights_are_recorded_under_one_name() -> None:
 
 def test_executing_the_recording_is_executing_the_model() -> None:
     """The opaque operators compute the real thing."""
-    model = zoo.tiny_model("llama")
+    model: Any = zoo.tiny_model("llama")
     captured = capture(model.config)
     state = dict(model.state_dict())
     tokens, rows = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), torch.tensor([0, 5, 7])
@@ -100,7 +100,7 @@ def test_a_model_that_is_no_language_model_is_named() -> None:
 
 def test_the_callers_configuration_is_left_alone() -> None:
     """A model built from the same configuration still runs by itself."""
-    model = zoo.tiny_model("llama")
+    model: Any = zoo.tiny_model("llama")
     before = model.config.to_dict()
     capture(model.config)
     assert model.config.to_dict() == before
@@ -109,7 +109,7 @@ def test_the_callers_configuration_is_left_alone() -> None:
 
 def test_a_model_that_attends_both_ways_is_refused() -> None:
     config = zoo.tiny_config("llama", is_causal=False)
-    with pytest.raises(CaptureError, match="both directions|not causal"):
+    with pytest.raises(CaptureError, match=r"both directions|not causal"):
         optimize(capture(config), max_positions=16)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,11 +15,12 @@ from inferencex.convert.capture import ops
 from inferencex.convert.capture.routes import UNKNOWN_MASK, MaskFunction, mask_route, mask_shape, routed
 from inferencex.formats.errors import CaptureError
 
-causal = masking_utils.causal_mask_function
+causal: Any = masking_utils.causal_mask_function
 
 
 def _window(size: int) -> MaskFunction:
-    return masking_utils.sliding_window_causal_mask_function(size)
+    window: Any = masking_utils.sliding_window_causal_mask_function(size)
+    return cast(MaskFunction, window)
 
 
 def _chunk(size: int) -> MaskFunction:
@@ -72,7 +75,8 @@ def test_masks_that_are_made_but_have_no_form_are_marked() -> None:
         def spy(at: Tensor, window: int, chunk: int) -> Tensor:
             assert at is positions
             seen.append((window, chunk))
-            return original(at, max(window, 0), max(chunk, 0))
+            mask: Tensor = original(at, max(window, 0), max(chunk, 0))
+            return mask
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ops, "causal_mask", spy)
@@ -92,4 +96,6 @@ def test_the_opaque_mask_hides_what_is_not_seen() -> None:
     expected = torch.tensor([[0 <= q - k < 2 for k in range(6)] for q in range(6)])
     assert torch.equal(mask[0, 0] == 0.0, expected)
     chunked = ops.causal_mask(torch.arange(6)[None], 0, 4)
-    assert torch.equal(chunked[0, 0] == 0.0, torch.tensor([[k <= q and q // 4 == k // 4 for k in range(6)] for q in range(6)]))
+    assert torch.equal(
+        chunked[0, 0] == 0.0, torch.tensor([[k <= q and q // 4 == k // 4 for k in range(6)] for q in range(6)])
+    )

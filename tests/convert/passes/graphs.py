@@ -48,7 +48,7 @@ class Builder:
         self.graph.initializers[name] = value
         return value
 
-    def constant(self, value: float | Sequence[int] | Array, name: str = "") -> ir.Value:
+    def constant(self, value: float | np.floating[Any] | Sequence[int] | Array, name: str = "") -> ir.Value:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         name = name or f"c{len(self.graph.initializers)}"

@@ -14,7 +14,9 @@ def _layer(b: Builder, *, bias: bool = False, gated: bool = True, weigh: bool = 
     """The spelling of the expert route: rows `[T * k]`, two linears, a product with the weights, a sum over `k`."""
     x = b.input("x", ["tokens", WIDTH])
     index, weights = b.input("index", ["tokens", K], dtype=ir.DataType.INT64), b.input("weights", ["tokens", K])
-    spread = b.node("Expand", b.node("Unsqueeze", x, b.constant([1])), b.constant([1, K, 1]), shape=["tokens", K, WIDTH])
+    spread = b.node(
+        "Expand", b.node("Unsqueeze", x, b.constant([1])), b.constant([1, K, 1]), shape=["tokens", K, WIDTH]
+    )
     rows = b.node("Reshape", spread, b.constant([-1, WIDTH]), shape=["rows", WIDTH])
     ids = b.node("Reshape", index, b.constant([-1]), shape=["rows"], dtype=ir.DataType.INT64)
     features = 2 * INNER if gated else INNER

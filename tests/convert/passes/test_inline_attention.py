@@ -43,7 +43,8 @@ class Inline(Tiny):
             case "mask":
                 return scores + added
             case "opaque mask":
-                return scores + ops.causal_mask(positions, self.window, 0)
+                mask: Tensor = ops.causal_mask(positions, self.window, 0)
+                return scores + mask
             case "where":
                 return torch.where(visible, scores, LOWEST)
             case "masked fill":

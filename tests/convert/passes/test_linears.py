@@ -61,6 +61,14 @@ def test_a_residual_addition_is_no_bias() -> None:
     assert types(model) == {"Gemm": 1, "Add": 1}
 
 
+def test_a_vector_that_is_computed_is_no_bias() -> None:
+    b = Builder()
+    x, weight, vector = b.input("x", ["tokens", IN]), b.parameter("weight", IN, OUT), b.input("v", [OUT])
+    model = b.model(b.node("Add", b.node("MatMul", x, weight), vector))
+    canonicalize_linears(model)
+    assert types(model) == {"Gemm": 1, "Add": 1}
+
+
 def test_tied_weights_are_one_initializer() -> None:
     b = Builder()
     ids, x = b.input("ids", ["tokens"], dtype=ir.DataType.INT64), b.input("x", ["tokens", IN])

@@ -100,6 +100,14 @@ def test_a_factor_that_is_computed_is_not_the_scale() -> None:
     assert_equal(b.evaluate(model, feeds), expected)
 
 
+def test_a_vector_that_is_computed_is_not_the_scale() -> None:
+    b = Builder()
+    x, vector = b.input("x", ["tokens", WIDTH]), b.input("vector", [WIDTH])
+    model = b.model(b.node("Mul", _rms(b, x), vector))
+    fuse_norms(model)
+    assert types(model) == {"RMSNormalization": 1, "Mul": 1}
+
+
 def test_the_normalized_value_may_have_other_readers() -> None:
     b = Builder()
     x, weight = b.input("x", ["tokens", WIDTH]), b.parameter("weight", WIDTH)

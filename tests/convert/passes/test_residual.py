@@ -51,6 +51,18 @@ def test_the_residual_stream_is_the_second_input() -> None:
     assert [v.producer().op_type for v in last.inputs[:2]] == ["Tanh", "AddRMSNormalization"]  # type: ignore[union-attr]
 
 
+def test_a_scaled_embedding_is_the_residual_stream() -> None:
+    """It is told by its readers: a branch has one."""
+    b = Builder()
+    stream = b.node("Mul", b.input("x", ["tokens", WIDTH]), b.constant(3.0))
+    branch = b.node("Tanh", b.node("RMSNormalization", stream, b.parameter("a", WIDTH), axis=-1))
+    total = b.node("Add", stream, branch)
+    model = b.model(b.node("RMSNormalization", total, b.parameter("b", WIDTH), axis=-1))
+    fuse_residual_norms(model)
+    fused = only(model, "AddRMSNormalization")
+    assert [v.producer().op_type for v in fused.inputs[:2]] == ["Tanh", "Mul"]  # type: ignore[union-attr]
+
+
 def test_bias_broadcasts_and_norms_of_heads_stay() -> None:
     b = Builder()
     x, heads = b.input("x", ["tokens", WIDTH]), b.input("heads", ["tokens", 2, WIDTH])

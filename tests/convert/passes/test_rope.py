@@ -97,7 +97,17 @@ def as_complex(x: Tensor, positions: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turn).flatten(3).type_as(x)
 
 
+def last_part(x: Tensor, positions: Tensor) -> Tensor:
+    """The head is split, its last features are rotated, and it is joined again (DeepSeek)."""
+    angles = _angles(positions, 4)
+    angles = torch.cat((angles, angles), dim=-1)[:, :, None]
+    rest, turned = torch.split(x, [DIM - 4, 4], dim=-1)
+    return torch.cat((rest, turned * angles.cos() + _rotate_half(turned) * angles.sin()), dim=-1)
+
+
 class Attend(Tiny):
+    """Attention with `rotate` on queries and keys, and a norm of heads before or behind it."""
+
     def __init__(self, rotate: Rotate, norm: bool = False) -> None:
         super().__init__(HEADS * DIM)
         self.rotate = rotate
@@ -108,7 +118,8 @@ class Attend(Tiny):
         tokens = x.shape[1]
         q = self.rotate(self.norm(self.q(x).view(1, tokens, HEADS, DIM)), positions).reshape(1, tokens, HEADS * DIM)
         k = self.rotate(self.norm(self.k(x).view(1, tokens, GROUPS, DIM)), positions).reshape(1, tokens, GROUPS * DIM)
-        return ops.attention(q, k, self.v(x), None, None, HEADS, GROUPS, DIM**-0.5, 0, 0.0)
+        y: Tensor = ops.attention(q, k, self.v(x), None, None, HEADS, GROUPS, DIM**-0.5, 0, 0.0)
+        return y
 
 
 @pytest.mark.parametrize(
@@ -149,6 +160,24 @@ def test_layers_share_their_tables() -> None:
 def test_a_norm_of_heads_stands_in_front() -> None:
     result = optimized_and_equal(Attend(half, norm=True))
     assert result.ops_after["RotaryEmbedding"] == 2 and result.ops_after["RMSNormalization"] == 2
+
+
+def test_a_norm_of_heads_stands_behind() -> None:
+    norm = nn.RMSNorm(DIM)
+    module = Attend(lambda x, positions: half(x, positions))
+    module.behind = norm
+    module.rotate = lambda x, positions: norm(half(x, positions))
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, DIM))
+    result = optimized_and_equal(module)
+    assert result.ops_after["RotaryEmbedding"] == 2 and result.ops_after["RMSNormalization"] == 2
+
+
+def test_a_part_that_was_split_off_is_rotated_alone() -> None:
+    result = optimized_and_equal(Attend(last_part))
+    nodes = [node for node in result.model.graph if node.op_type == "RotaryEmbedding"]
+    assert [node.attributes["num_heads"].value for node in nodes] == [HEADS, GROUPS]
+    assert result.ops_after["Concat"] == 2 and not {"Sin", "Cos", "Neg"} & set(result.ops_after)
 
 
 def _unrelated_sines(x: Tensor, positions: Tensor) -> Tensor:

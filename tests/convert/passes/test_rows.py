@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,7 +29,7 @@ def _linear(b: Builder, x: ir.Value, name: str, features: int) -> ir.Value:
 
 def _block(b: Builder, stream: ir.Value, layer: int) -> ir.Value:
     """Attention with its residual, then a gated feed-forward layer with its own."""
-    shape = {"shape": ["tokens", WIDTH]}
+    shape: dict[str, Any] = {"shape": ["tokens", WIDTH]}
     normed = b.node("RMSNormalization", stream, b.parameter(f"norm{layer}", WIDTH), axis=-1, **shape)
     q, k, v = (_linear(b, normed, f"{n}{layer}", WIDTH) for n in "qkv")
     attributes = {"layer": layer, "num_heads": 2, "num_kv_heads": 2, "scale": 0.5}
@@ -85,6 +87,19 @@ def test_a_value_that_is_read_at_all_rows_is_not_picked_early() -> None:
     assert gather_rows_early(model) == 1
     assert _rows_of(model)["Tanh"] == ["tokens"] and _rows_of(model)["Exp"] == ["rows"]
     assert_equal(b.evaluate(model, _feeds()), expected)
+
+
+def test_what_all_rows_share_is_not_picked() -> None:
+    b = Builder()
+    ids, rows = _inputs(b)
+    x = b.node("Gather", b.parameter("embed", VOCAB, WIDTH), ids, shape=["tokens", WIDTH])
+    shift = b.node("Exp", b.input("shift", [1, WIDTH]))
+    model = b.model(b.node("Gather", b.node("Add", x, shift), rows, axis=0, shape=["rows", WIDTH]))
+    feeds = _feeds() | {"shift": b.random(1, WIDTH)}
+    expected = b.evaluate(model, feeds)
+    assert gather_rows_early(model) == 1
+    assert shift.shape == [1, WIDTH]
+    assert_equal(b.evaluate(model, feeds), expected)
 
 
 def test_an_operator_along_the_tokens_is_not_passed() -> None:

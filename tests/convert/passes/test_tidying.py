@@ -14,7 +14,12 @@ def test_reshapes_in_a_row_become_one() -> None:
     b = Builder()
     x = b.input("x", ["tokens", 12])
     y = b.node("Reshape", x, b.constant([-1, 3, 4]), shape=["tokens", 3, 4])
-    y = b.node("Reshape", b.node("Unsqueeze", y, b.constant([0]), shape=[1, "tokens", 3, 4]), b.constant([-1, 6, 2]), shape=["tokens", 6, 2])
+    y = b.node(
+        "Reshape",
+        b.node("Unsqueeze", y, b.constant([0]), shape=[1, "tokens", 3, 4]),
+        b.constant([-1, 6, 2]),
+        shape=["tokens", 6, 2],
+    )
     model = b.model(b.node("Exp", y))
     feeds = {"x": b.random(TOKENS, 12)}
     expected = b.evaluate(model, feeds)
@@ -59,6 +64,25 @@ def test_an_output_that_is_a_reshape_keeps_its_shape() -> None:
     model = b.model(b.node("Reshape", b.node("Exp", x), b.constant([-1, 3, 4]), shape=["tokens", 3, 4]))
     remove_no_ops(model)
     assert types(model) == {"Exp": 1, "Reshape": 1}
+
+
+def test_an_output_that_is_back_in_its_first_shape() -> None:
+    b = Builder()
+    y = b.node("Exp", b.input("x", ["tokens", 12]))
+    y = b.node("Reshape", y, b.constant([-1, 3, 4]), shape=["tokens", 3, 4])
+    model = b.model(b.node("Reshape", y, b.constant([-1, 12]), shape=["tokens", 12]))
+    feeds = {"x": b.random(TOKENS, 12)}
+    expected = b.evaluate(model, feeds)
+    remove_no_ops(model)
+    assert_equal(b.evaluate(model, feeds), expected)
+
+
+def test_casts_in_a_row_become_one() -> None:
+    b = Builder()
+    y = b.node("Cast", b.input("x", ["tokens", 12], dtype=ir.DataType.INT64), to=ir.DataType.FLOAT)
+    model = b.model(b.node("Exp", b.node("Cast", y, to=ir.DataType.FLOAT16)))
+    assert remove_no_ops(model) == 1
+    assert types(model) == {"Cast": 1, "Exp": 1}
 
 
 def test_constants_are_folded_and_equal_nodes_merged() -> None:

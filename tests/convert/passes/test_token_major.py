@@ -94,7 +94,11 @@ def _batch_select(b: Builder, x: ir.Value) -> ir.Value:
 def test_the_batch_dimension_goes(layer: Callable[[Builder, ir.Value], ir.Value]) -> None:
     b = Builder()
     model = _convert(b, layer(b, _start(b)))
-    assert all(node.outputs[0].shape is None or node.outputs[0].shape[0] != 1 for node in model.graph if node.op_type != "Unsqueeze")
+    assert all(
+        node.outputs[0].shape is None or node.outputs[0].shape[0] != 1
+        for node in model.graph
+        if node.op_type != "Unsqueeze"
+    )
 
 
 def test_a_chain_of_all() -> None:
@@ -114,7 +118,9 @@ def test_an_unknown_operator_is_wrapped() -> None:
 
 def _convolution(b: Builder, x: ir.Value) -> ir.Value:
     channels = b.node("Transpose", x, perm=[0, 2, 1])
-    y = b.node("Conv", channels, b.parameter("kernel", WIDTH, 1, 3), group=WIDTH, pads=[1, 1], shape=[1, WIDTH, "tokens"])
+    y = b.node(
+        "Conv", channels, b.parameter("kernel", WIDTH, 1, 3), group=WIDTH, pads=[1, 1], shape=[1, WIDTH, "tokens"]
+    )
     return b.node("Transpose", y, perm=[0, 2, 1])
 
 
@@ -147,7 +153,9 @@ def _shift(b: Builder, x: ir.Value) -> ir.Value:
 
 
 def _join(b: Builder, x: ir.Value) -> ir.Value:
-    return b.node("Slice", b.node("Concat", x, x, axis=1, shape=[1, "twice", WIDTH]), *(b.constant([n]) for n in (0, 2, 1)))
+    return b.node(
+        "Slice", b.node("Concat", x, x, axis=1, shape=[1, "twice", WIDTH]), *(b.constant([n]) for n in (0, 2, 1))
+    )
 
 
 def _contraction(b: Builder, x: ir.Value) -> ir.Value:

@@ -76,15 +76,16 @@ def test_arithmetic_is_float32() -> None:
     assert not torch.equal(result, (b.parameters["w"] + 1.0).float())  # what bfloat16 would have given
 
 
-def test_parts_of_different_dtypes_meet_in_the_widest() -> None:
+@pytest.mark.parametrize("other", [torch.float32, torch.float16])
+def test_parts_of_different_dtypes_meet_where_no_number_changes(other: torch.dtype) -> None:
     b = Builder()
-    parts = [b.parameter("a", 2, 3, dtype=torch.bfloat16), b.parameter("c", 2, 3)]
+    parts = [b.parameter("a", 2, 3, dtype=torch.bfloat16), b.parameter("c", 2, 3, dtype=other)]
     model = b.model(b.node("Mul", b.node("Concat", *parts, axis=0), b.input("x", [1])))
     fold_weights(model)
     (value,) = [v for v in model.graph.initializers.values() if is_weight(v)]
     result = expression_of(value).evaluate(b.parameters.__getitem__)
     assert result.dtype == torch.float32
-    assert torch.equal(result, torch.cat([b.parameters["a"].float(), b.parameters["c"]]))
+    assert torch.equal(result, torch.cat([b.parameters["a"].float(), b.parameters["c"].float()]))
 
 
 def test_every_output_of_a_split_parameter_is_one_initializer() -> None:

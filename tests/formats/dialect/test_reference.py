@@ -221,7 +221,7 @@ def test_add_layer_norm_equals_torch(epsilon: float, with_bias: bool) -> None:
     inputs = {"x": x, "r": residual, "s": scale, "b": bias}
     got = evaluate("AddLayerNormalization", inputs, {"epsilon": epsilon}, ["y", "sum"])
     tensors = [None if a is None else torch.from_numpy(a) for a in inputs.values()]
-    for y, other in zip(got, fused.add_layer_norm(*tensors, epsilon), strict=True):  # type: ignore[arg-type]
+    for y, other in zip(got, fused.add_layer_norm(*tensors, epsilon), strict=True):
         np.testing.assert_allclose(y, other.numpy(), atol=1e-5)
 
 
@@ -268,7 +268,7 @@ def test_experts_equal_torch(tokens: int, k: int, activation: str, layout: str, 
     attributes = {"activation": activation, "layout": layout, "alpha": 1.3, "limit": limit}
     (y,) = evaluate("Experts", inputs, attributes)
     tensors = [None if a is None else torch.from_numpy(a) for a in inputs.values()]
-    expected = fused.experts(*tensors, **attributes)  # type: ignore[arg-type]
+    expected = fused.experts(*tensors, **attributes)
     np.testing.assert_allclose(y, expected.numpy(), atol=1e-4, rtol=1e-4)
 
 

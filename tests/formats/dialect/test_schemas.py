@@ -6,27 +6,29 @@ from onnx.defs import OpSchema
 
 from inferencex.formats import dialect
 from inferencex.formats.dialect.schemas import schemas
-from inferencex.runtime.backends.reference.interpreter import OPERATORS as TORCH_OPERATORS
-from tests.formats.dialect.nodes import model_of
+from inferencex.runtime.backends.reference.operators import OPERATORS as TORCH_OPERATORS
+from tests.formats.dialect.nodes import Shape, model_of
 
 ATTENTION = {"layer": 0, "num_heads": 4, "num_kv_heads": 2, "scale": 0.5}
-QKV = {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12]}
+QKV: dict[str, Shape | None] = {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12]}
 
 
 @pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: schema.name)
 def test_everything_is_documented(schema: OpSchema) -> None:
-    assert len(schema.doc.splitlines()) >= 3
-    for parameter in [*schema.inputs, *schema.outputs, *schema.attributes.values()]:
+    assert len((schema.doc or "").splitlines()) >= 3
+    for parameter in (*schema.inputs, *schema.outputs):
         assert parameter.description, f"{schema.name}.{parameter.name}"
+    for name, attribute in schema.attributes.items():
+        assert attribute.description, f"{schema.name}.{name}"
 
 
 @pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: schema.name)
 def test_every_name_is_explained_by_the_text(schema: OpSchema) -> None:
-    words = set(re.findall(r"\w+", schema.doc))
+    words = set(re.findall(r"\w+", schema.doc or ""))
     explained_elsewhere = {"y", "epsilon", "num_heads", "num_kv_heads", "layer"}
     if "GatedActivation" in words:  # its attributes are those of another operator
         explained_elsewhere |= set(schemas()["GatedActivation"].attributes)
-    names = {p.name for p in [*schema.inputs, *schema.outputs, *schema.attributes.values()]}
+    names = {p.name for p in (*schema.inputs, *schema.outputs)} | set(schema.attributes)
     assert names - words <= explained_elsewhere
 
 

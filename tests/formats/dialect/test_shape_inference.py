@@ -7,8 +7,8 @@ from tests.formats.dialect.nodes import Shape, model_of
 
 ATTENTION = {"layer": 0, "num_heads": 4, "num_kv_heads": 2, "scale": 0.5}
 GATE = {"activation": "silu"}
-NORM = {"x": ["T", 8], "residual": ["T", 8], "scale": [8]}
-EXPERTS = {
+NORM: dict[str, Shape | None] = {"x": ["T", 8], "residual": ["T", 8], "scale": [8]}
+EXPERTS: dict[str, Shape | None] = {
     "x": ["T", 6],
     "top_k_index": ["T", 2],
     "top_k_weights": ["T", 2],

@@ -62,7 +62,9 @@ class Model:
         plain = {"layer": layer, "writes": writes, "num_heads": HEADS, "num_kv_heads": GROUPS, "scale": 0.4}
         q = self.embed(HEADS * KEY_DIM)
         width = HEADS * VALUE_DIM
-        return self.node("Attention", q, k, v, *extra, shape=["tokens", width], domain=dialect.DOMAIN, **plain, **attributes)
+        return self.node(
+            "Attention", q, k, v, *extra, shape=["tokens", width], domain=dialect.DOMAIN, **plain, **attributes
+        )
 
     def finish(self, y: ir.Value, features: int) -> ir.Model:
         logits = self.node("Gather", y, self.rows, shape=["rows", features], axis=0)
@@ -71,8 +73,12 @@ class Model:
         return ir.Model(self.graph, ir_version=11)
 
 
-def compiled(model: ir.Model, *, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE, **kwargs: Any) -> ReferenceExecutable:
-    return ReferenceExecutable(model, BackendOptions(num_blocks=num_blocks, block_size=block_size), max_model_len=64, **kwargs)
+def compiled(
+    model: ir.Model, *, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE, **kwargs: Any
+) -> ReferenceExecutable:
+    return ReferenceExecutable(
+        model, BackendOptions(num_blocks=num_blocks, block_size=block_size), max_model_len=64, **kwargs
+    )
 
 
 def tables(lengths: Sequence[int], block_size: int = BLOCK_SIZE, seed: int | None = None) -> list[list[int]]:
@@ -84,7 +90,10 @@ def tables(lengths: Sequence[int], block_size: int = BLOCK_SIZE, seed: int | Non
 
 
 def batch(
-    chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], blocks: Sequence[Sequence[int]], rows: Sequence[int] | None = None
+    chunks: Sequence[Chunk],
+    sequences: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[int]],
+    rows: Sequence[int] | None = None,
 ) -> StepBatch:
     """Lay chunks out as one step; all rows are asked for unless `rows` says which."""
     ids = [t for s, first, size in chunks for t in sequences[s][first : first + size]]

@@ -1,0 +1,159 @@
+"""`inferencex compare`: how far the distributions of bundles are from those of a reference bundle, on a text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from inferencex.cli.console import DebugOption, run_app, stderr_console
+from inferencex.formats.errors import OptionError
+from inferencex.runtime.backends import select_backend
+from inferencex.runtime.backends.base import BackendOptions, Executable, StepBatch
+from inferencex.runtime.text import Tokenizer
+
+app = typer.Typer(add_completion=False)
+
+_BLOCK_SIZE = 16
+
+
+@dataclass
+class Comparison:
+    """Differences over all tokens compared; KL(reference || bundle) in nats per token, one entry per token."""
+
+    bundle: str
+    divergences: list[float] = field(default_factory=list)
+    same_top1: int = 0
+    log_likelihood: float = 0.0
+    predicted: int = 0
+
+    def add(self, log_p: NDArray[np.float64], log_q: NDArray[np.float64], token_ids: Sequence[int]) -> None:
+        """Take in one window: log probabilities `[T, vocab]` of the reference and of the bundle."""
+        self.divergences.extend(np.maximum((np.exp(log_p) * (log_p - log_q)).sum(-1), 0.0).tolist())
+        self.same_top1 += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
+        after = np.asarray(token_ids[1:])
+        self.log_likelihood += float(log_q[np.arange(len(after)), after].sum())
+        self.predicted += len(after)
+
+    def summary(self) -> Summary:
+        """Return the figures."""
+        return Summary(
+            bundle=self.bundle,
+            tokens=len(self.divergences),
+            mean_kl=float(np.mean(self.divergences)),
+            p99_kl=float(np.quantile(self.divergences, 0.99)),
+            same_top1=self.same_top1 / len(self.divergences),
+            perplexity=math.exp(-self.log_likelihood / max(self.predicted, 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of one bundle against the reference; KL in nats per token, `same_top1` a share."""
+
+    bundle: str
+    tokens: int
+    mean_kl: float
+    p99_kl: float
+    same_top1: float
+    perplexity: float
+
+
+def log_probabilities(executable: Executable, token_ids: Sequence[int]) -> NDArray[np.float64]:
+    """Run one sequence alone and return its log probabilities, float64 `[T, vocab]`."""
+    tokens = len(token_ids)
+
+    def int32(values: object) -> NDArray[np.int32]:
+        return np.asarray(values, dtype=np.int32)
+
+    batch = StepBatch(
+        token_ids=int32(token_ids),
+        positions=int32(range(tokens)),
+        sequence_offsets=int32([0, tokens]),
+        context_lengths=int32([tokens]),
+        block_tables=int32([range(-(-tokens // _BLOCK_SIZE))]),
+        logit_rows=int32(range(tokens)),
+        prompt_lengths=int32([tokens] * tokens),
+    )
+    logits = executable.step(batch).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    result: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return result
+
+
+def windows_of(token_ids: Sequence[int], length: int, count: int) -> Iterator[Sequence[int]]:
+    """Yield up to `count` consecutive windows of `length` tokens that do not overlap."""
+    for start in range(0, min(len(token_ids) // length, count) * length, length):
+        yield token_ids[start : start + length]
+
+
+def compare(
+    reference: Path, bundles: Sequence[Path], text: str, *, windows: int, length: int, backend: str = "auto"
+) -> list[Summary]:
+    """Compare bundles with a reference bundle over windows of a text, and the reference with itself first.
+
+    Raises OptionError when the text is shorter than one window, BundleError for a bundle that cannot be loaded.
+    """
+    paths = [reference, *bundles]
+    token_ids = Tokenizer.load(reference).encode(text)
+    if len(token_ids) < length:
+        raise OptionError(f"the text has {len(token_ids)} tokens, less than one window of {length}; give --length or --text")
+    options = BackendOptions(num_blocks=-(-length // _BLOCK_SIZE), block_size=_BLOCK_SIZE)
+    executables = [select_backend(backend, path).compile(path, options) for path in paths]
+    comparisons = [Comparison(str(path)) for path in paths]
+    for window in windows_of(token_ids, length, windows):
+        log_p = log_probabilities(executables[0], window)
+        comparisons[0].add(log_p, log_p, window)
+        for executable, comparison in zip(executables[1:], comparisons[1:], strict=True):
+            comparison.add(log_p, log_probabilities(executable, window), window)
+    return [comparison.summary() for comparison in comparisons]
+
+
+def builtin_text() -> str:
+    """Return English text that ships with Python: its own language reference."""
+    from pydoc_data import topics  # type: ignore[import-untyped]
+
+    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+@app.command()
+def run(
+    reference: Annotated[Path, typer.Argument(help="The bundle to compare with.")],
+    bundles: Annotated[list[Path], typer.Argument(help="The bundles to compare.")],
+    text: Annotated[Path | None, typer.Option(help="UTF-8 text. Default: Python's language reference.")] = None,
+    windows: Annotated[int, typer.Option(help="Windows of the text to use.", min=1)] = 16,
+    length: Annotated[int, typer.Option(help="Tokens of a window.", min=2)] = 512,
+    backend: Annotated[str, typer.Option(help="Backend that runs the bundles.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure KL divergence, agreement on the most likely token and perplexity of bundles against a reference."""
+    try:
+        content = text.read_text(encoding="utf-8") if text is not None else builtin_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--text {text}: cannot be read as UTF-8 text: {error}") from error
+    stderr_console().print(f"{len(bundles) + 1} bundles, up to {windows} windows of {length} tokens ...")
+    summaries = compare(reference, bundles, content, windows=windows, length=length, backend=backend)
+    if as_json:
+        typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
+        return
+    table = Table("bundle", "tokens", "mean KL", "p99 KL", "same top-1", "perplexity")
+    for s in summaries:
+        table.add_row(
+            s.bundle, str(s.tokens), f"{s.mean_kl:.4f}", f"{s.p99_kl:.4f}", f"{s.same_top1:.1%}", f"{s.perplexity:.2f}"
+        )
+    Console(highlight=False, width=None if Console().is_terminal else 120).print(table)
+
+
+def main() -> None:
+    """Run `inferencex compare`."""
+    run_app(app, "inferencex compare")
