@@ -23,7 +23,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="Directory of a bundle.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Also hash every file and compare with bundle.json.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also hash every file and compare with bundle.json.")
+    ] = False,
     graph: Annotated[bool, typer.Option("--graph", help="Also list the graph node by node.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     debug: DebugOption = False,
@@ -88,14 +90,18 @@ def _format(entry: Any) -> str:
 def _print(console: Console, facts: Mapping[str, Any], *, verified: bool) -> None:
     source, architecture = facts["source"], facts["architecture"]
     console.print(f"[bold]{facts['path']}[/bold]")
-    console.print(f"source        {source.get('id')} ({source.get('kind')}, revision {source.get('revision') or 'not known'})")
+    console.print(
+        f"source        {source.get('id')} ({source.get('kind')}, revision {source.get('revision') or 'not known'})"
+    )
     console.print(
         f"architecture  {architecture.get('class')}, {architecture.get('parameters', 0):,} parameters, "
         f"sequences of up to {architecture.get('max_model_len'):,} tokens"
     )
     console.print(f"quantization  {facts['scheme'].get('name')}, plain weights {facts['scheme'].get('dtype')}")
     before, after = facts["operators"]["before"], facts["operators"]["after"]
-    table = Table("operator", "captured", "in the bundle", title=f"Graph: {sum(before.values())} -> {sum(after.values())} nodes")
+    table = Table(
+        "operator", "captured", "in the bundle", title=f"Graph: {sum(before.values())} -> {sum(after.values())} nodes"
+    )
     for name in sorted({*before, *after}, key=lambda n: (-after.get(n, 0), -before.get(n, 0), n)):
         table.add_row(name, str(before.get(name, 0) or ""), str(after.get(name, 0) or ""))
     console.print(table)
@@ -106,7 +112,9 @@ def _print(console: Console, facts: Mapping[str, Any], *, verified: bool) -> Non
     weights = Table("format", "tensors", "parameters", "bytes", "bits per weight", title="Weights")
     for kind, counts in facts["weights"].items():
         bits = 8 * counts["bytes"] / counts["parameters"] if counts["parameters"] else 0.0
-        weights.add_row(kind, str(counts["tensors"]), f"{counts['parameters']:,}", f"{counts['bytes']:,}", f"{bits:.2f}")
+        weights.add_row(
+            kind, str(counts["tensors"]), f"{counts['parameters']:,}", f"{counts['bytes']:,}", f"{bits:.2f}"
+        )
     console.print(weights)
     files = Table("file", "bytes", title="Files, hashes verified" if verified else "Files")
     for name, size in facts["files"].items():

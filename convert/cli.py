@@ -22,7 +22,8 @@ def convert(
     model_id: Annotated[
         str,
         typer.Option(
-            help="A Hugging Face directory, a hub id, a .gguf file, or the alias smollm2-135m-instruct.", rich_help_panel=_SOURCE
+            help="A Hugging Face directory, a hub id, a .gguf file, or the alias smollm2-135m-instruct.",
+            rich_help_panel=_SOURCE,
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the new bundle.")],
@@ -35,7 +36,8 @@ def convert(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Input channels that share a scale; -1 for one scale per output channel. Default: 64 for INT4, -1 for INT8.",
+            help="Input channels that share a scale; -1 for one scale per output channel. "
+            "Default: 64 for INT4, -1 for INT8.",
             rich_help_panel=_QUANTIZATION,
         ),
     ] = None,
@@ -48,14 +50,18 @@ def convert(
         ),
     ] = None,
     lm_head: Annotated[
-        str | None, typer.Option(help="Precision of the head: none, int8, int4, int4-g32, ...", rich_help_panel=_QUANTIZATION)
+        str | None,
+        typer.Option(help="Precision of the head: none, int8, int4, int4-g32, ...", rich_help_panel=_QUANTIZATION),
     ] = None,
     embedding: Annotated[
         str | None, typer.Option(help="Precision of the token embedding.", rich_help_panel=_QUANTIZATION)
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(help="Weights that stay plain, as a pattern such as '*down_proj*'; repeatable.", rich_help_panel=_QUANTIZATION),
+        typer.Option(
+            help="Weights that stay plain, as a pattern such as '*down_proj*'; repeatable.",
+            rich_help_panel=_QUANTIZATION,
+        ),
     ] = None,
     dtype: Annotated[
         str,
@@ -64,27 +70,43 @@ def convert(
             rich_help_panel=_QUANTIZATION,
         ),
     ] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=_SOURCE)] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=_SOURCE)
+    ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.", rich_help_panel=_SOURCE)
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run Python code that comes with the checkpoint.", rich_help_panel=_SOURCE
+        ),
     ] = False,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read .bin weights (only tensors are unpickled).", rich_help_panel=_SOURCE)
+        bool,
+        typer.Option("--allow-pickle", help="Read .bin weights (only tensors are unpickled).", rich_help_panel=_SOURCE),
     ] = False,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Make weights up from the config alone, for benchmarks.", rich_help_panel=_SOURCE)
+        bool,
+        typer.Option(
+            "--random-weights", help="Make weights up from the config alone, for benchmarks.", rich_help_panel=_SOURCE
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of --random-weights.", rich_help_panel=_SOURCE)] = 0,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest sequence the bundle serves. Default: what the config says, at most 131072.")
+        int | None,
+        typer.Option(help="Longest sequence the bundle serves. Default: what the config says, at most 131072."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing bundle.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Compare the written bundle with the source.", rich_help_panel=_CHECKS)
+        bool,
+        typer.Option(
+            "--verify/--no-verify", help="Compare the written bundle with the source.", rich_help_panel=_CHECKS
+        ),
     ] = True,
     verify_limit: Annotated[
         float | None,
-        typer.Option(help="Mean KL (nats per token) above which the conversion fails. Default: by format.", rich_help_panel=_CHECKS),
+        typer.Option(
+            help="Mean KL (nats per token) above which the conversion fails. Default: by format.",
+            rich_help_panel=_CHECKS,
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for quantization. Default: all processors.")] = None,
     debug: DebugOption = False,
@@ -94,7 +116,12 @@ def convert(
     from inferencex.formats.errors import OptionError
 
     scheme = parse_scheme(
-        quantization, group_size=group_size, symmetric=symmetric, lm_head=lm_head, embedding=embedding, exclude=exclude or ()
+        quantization,
+        group_size=group_size,
+        symmetric=symmetric,
+        lm_head=lm_head,
+        embedding=embedding,
+        exclude=exclude or (),
     )
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise OptionError(f"--dtype {dtype!r} is not one of auto, float32, float16, bfloat16")
@@ -132,7 +159,9 @@ def _summarize(report: Report, output: Path) -> None:
     console.print(f"{output}: {size(report.source_bytes)} -> {size(report.bundle_bytes)} in {total:.1f} s")
     if report.fidelity is not None:
         f = report.fidelity
-        console.print(f"against the source: mean KL {f.mean_kl:.3g}, same top-1 {f.same_top1:.1%} over {f.tokens} tokens")
+        console.print(
+            f"against the source: mean KL {f.mean_kl:.3g}, same top-1 {f.same_top1:.1%} over {f.tokens} tokens"
+        )
     console.print(f"details: {output / 'report.md'}")
 
 

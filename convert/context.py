@@ -54,7 +54,12 @@ def length_independent_up_to(config: transformers.PreTrainedConfig) -> int | Non
     limits = []
     for rope in _rope_parameters(config):
         if rope.get("rope_type") == "longrope":
-            limits.append(int(rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)))
+            limits.append(
+                int(
+                    rope.get("original_max_position_embeddings", 0)
+                    or getattr(config, "original_max_position_embeddings", 0)
+                )
+            )
         elif rope.get("rope_type") == "dynamic":
             limits.append(declared_context(config) or 0)
     return min(limits) if limits else None

@@ -105,7 +105,7 @@ def check(fidelity: Fidelity, limit: float, what: str) -> None:
     """Raise FidelityError when a bundle is further from its source than its format explains."""
     if not fidelity.mean_kl <= limit:  # NaN is no less wrong
         raise FidelityError(
-            f"the written bundle does not compute what {what} computes: mean KL {fidelity.mean_kl:.4g} nats per token over "
-            f"{fidelity.tokens} tokens, expected at most {limit:g} for this format; nothing was kept. "
+            f"the written bundle does not compute what {what} computes: mean KL {fidelity.mean_kl:.4g} nats per token "
+            f"over {fidelity.tokens} tokens, expected at most {limit:g} for this format; nothing was kept. "
             "Raise the limit with --verify-limit if this loss is what you want."
         )

@@ -45,7 +45,7 @@ def _linear(x: Tensor, weight: _Unloaded, bias: Any = None) -> Tensor:
 
 def _embedding(weight: _Unloaded, indices: Tensor) -> Tensor:
     """Look rows up in a table, reading only those."""
-    found, inverse = indices.unique(return_inverse=True)
+    found, inverse = torch.unique(indices, return_inverse=True)
     rows = torch.cat([weight.source.rows(int(i), int(i) + 1) for i in found]).to(torch.float32)
     return rows[inverse]
 

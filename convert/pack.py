@@ -101,7 +101,9 @@ class WeightPacker:
         result = method_named(plan.method).quantize(name, weight, plan.scheme, threads=threads)
         del tensor, weight
         writer.add_quantized(name, result.tensor, method=plan.method)
-        self._insert_dequantize(name, value, result.tensor.attributes, result.tensor.dtype, result.tensor.zero_points is not None)
+        self._insert_dequantize(
+            name, value, result.tensor.attributes, result.tensor.dtype, result.tensor.zero_points is not None
+        )
         return PackedWeight(name, shape, role, str(plan.scheme), result.relative_error, int(np.prod(shape)))
 
     def _store_plain(self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor) -> torch.dtype:
@@ -110,7 +112,9 @@ class WeightPacker:
         if tensor.is_floating_point():
             wanted = torch.float32 if tensor.dim() < 2 else self.dtype or tensor.dtype
             wanted = wanted if wanted in _IR_TYPES else torch.float32
-        dtype = _IR_TYPES.get(wanted, ir.DataType.INT64 if tensor.dtype == torch.int64 else ir.DataType.from_numpy(numpy_of(tensor).dtype))
+        dtype = _IR_TYPES.get(
+            wanted, ir.DataType.INT64 if tensor.dtype == torch.int64 else ir.DataType.from_numpy(numpy_of(tensor).dtype)
+        )
         writer.add_tensor(name, _chunks(tensor, wanted), dtype, tensor.shape)
         value.dtype = dtype
         del value.meta[WEIGHT]
@@ -129,7 +133,9 @@ class WeightPacker:
         inputs = [value, beside("scales"), *([beside("zero_points")] if has_zero_points else [])]
         value.dtype = dtype
         del value.meta[WEIGHT]
-        self._insert_before_users(value, "DequantizeLinear", inputs, {**attributes, "output_dtype": ir.DataType.FLOAT.value})
+        self._insert_before_users(
+            value, "DequantizeLinear", inputs, {**attributes, "output_dtype": ir.DataType.FLOAT.value}
+        )
 
     def _insert_before_users(
         self, value: ir.Value, op_type: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int]

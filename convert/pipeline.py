@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import math
 import resource
 import sys
 import time
@@ -23,6 +24,7 @@ from inferencex.convert.context import context_length, length_independent_up_to
 from inferencex.convert.oracle import source_logits
 from inferencex.convert.pack import WeightPacker, parameters_read
 from inferencex.convert.passes import Optimized, optimize
+from inferencex.convert.passes.editing import static_dims
 from inferencex.convert.probe_text import probe_tokens
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, plan_quantization
 from inferencex.convert.report import Report
@@ -145,7 +147,9 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             with stages("verify"):
                 report.fidelity = _verify(staged, checkpoint, captured, sources, options, report)
         report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
-        report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
         writer.add_report(report.to_json(), report.to_markdown())
         writer.commit()
     return report
@@ -174,13 +178,16 @@ def _remarks(plans: Sequence[TensorPlan]) -> list[str]:
         by_shape[key] = by_shape.get(key, 0) + 1
     for (width, group), count in by_shape.items():
         remarks.append(
-            f"{count} weights have {width} input channels, not a multiple of the group size {group}: their last group has "
-            f"{width % group}"
+            f"{count} weights have {width} input channels, not a multiple of the group size {group}: their last group "
+            f"has {width % group}"
         )
     remarks += [f"{plan.name}: {plan.reason}" for plan in plans if plan.role in ("head", "embedding")]
     excluded = [plan.name for plan in plans if "--exclude" in plan.reason]
     if excluded:
-        remarks.append(f"{len(excluded)} weights stay plain because they are excluded: {', '.join(excluded[:4])}" + (", ..." if len(excluded) > 4 else ""))
+        remarks.append(
+            f"{len(excluded)} weights stay plain because they are excluded: {', '.join(excluded[:4])}"
+            + (", ..." if len(excluded) > 4 else "")
+        )
     return remarks
 
 
@@ -200,9 +207,7 @@ def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], options: Conve
     planned = {plan.name: plan.stored_bytes(itemsize) for plan in plans}
     total = 0
     for name, value in model.graph.initializers.items():
-        count = 1
-        for dimension in value.shape or ():
-            count *= int(dimension)
+        count = 1 if value.shape is None else math.prod(static_dims(value))
         total += planned.get(name, count * itemsize)
     return total
 
@@ -275,8 +280,9 @@ def _verify(
     report: Report,
 ) -> fidelity.Fidelity:
     """Read the bundle back from disk and compare it with the source; raises FidelityError when it is off."""
-    vocabulary = captured.module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    token_ids = probe_tokens(staged, vocabulary, options.verify_tokens)
+    table = captured.module.get_input_embeddings().weight
+    assert isinstance(table, torch.Tensor)
+    token_ids = probe_tokens(staged, table.shape[0], options.verify_tokens)
     source = source_logits(captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
     bundle = fidelity.bundle_logits(staged, token_ids)
     result = fidelity.compare_logits(source, bundle, torch.tensor(token_ids))

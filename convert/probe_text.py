@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-
-from pydoc_data import topics  # type: ignore[import-untyped]
+from pydoc_data import topics
 
 from inferencex.runtime.text import Tokenizer
 

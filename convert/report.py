@@ -56,7 +56,13 @@ class Report:
         lines += ["", "## Weights", "", *_formats(self.weights)]
         worst = sorted((w for w in self.weights if w.relative_error), key=lambda w: -w.relative_error)[:10]
         if worst:
-            lines += ["", "Largest relative errors:", "", "| weight | shape | format | relative error |", "|---|---|---|---|"]
+            lines += [
+                "",
+                "Largest relative errors:",
+                "",
+                "| weight | shape | format | relative error |",
+                "|---|---|---|---|",
+            ]
             lines += [f"| `{w.name}` | {list(w.shape)} | {w.format} | {w.relative_error:.4f} |" for w in worst]
         if self.graph is not None:
             lines += ["", "## Graph", "", *_graph(self.graph)]
@@ -81,7 +87,8 @@ class Report:
             "",
             "| mean KL | max KL | same top-1 | perplexity of source | of bundle |",
             "|---|---|---|---|---|",
-            f"| {f.mean_kl:.3g} | {f.max_kl:.3g} | {f.same_top1:.1%} | {f.source_perplexity:.2f} | {f.bundle_perplexity:.2f} |",
+            f"| {f.mean_kl:.3g} | {f.max_kl:.3g} | {f.same_top1:.1%} | {f.source_perplexity:.2f} "
+            f"| {f.bundle_perplexity:.2f} |",
         ]
 
 
@@ -100,7 +107,9 @@ def _formats(weights: Sequence[PackedWeight]) -> list[str]:
     for weight in weights:
         counts[(weight.role, weight.format)] += 1
         elements[(weight.role, weight.format)] += weight.parameters
-    rows = [f"| {role} | {kind} | {count} | {elements[(role, kind)]:,} |" for (role, kind), count in sorted(counts.items())]
+    rows = [
+        f"| {role} | {kind} | {count} | {elements[(role, kind)]:,} |" for (role, kind), count in sorted(counts.items())
+    ]
     return ["| role | format | tensors | parameters |", "|---|---|---|---|", *rows]
 
 

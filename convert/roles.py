@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from inferencex.convert.passes.editing import is_weight
+from inferencex.convert.passes.editing import is_weight, static_dims
 from inferencex.convert.quantize.plan import Role, WeightInfo
 from inferencex.formats.dialect.schemas import DOMAIN
 
 # A router's scores pass through these on their way to the choice of experts.
-_SCORING = {"Softmax", "Sigmoid", "Add", "Mul", "Div", "Reshape", "Cast", "Tanh", "Sqrt", "Softplus", "Relu", "ReduceSum", "Where", "Sub", "Identity"}
+_SCORING = {
+    "Softmax",
+    "Sigmoid",
+    "Add",
+    "Mul",
+    "Div",
+    "Reshape",
+    "Cast",
+    "Tanh",
+    "Sqrt",
+    "Softplus",
+    "Relu",
+    "ReduceSum",
+    "Where",
+    "Sub",
+    "Identity",
+}
 
 
 def _chooses_experts(node: ir.Node) -> bool:
@@ -46,13 +62,12 @@ def _feeds_logits(node: ir.Node) -> bool:
     return False
 
 
-def _role(weight: ir.Value, use: ir.Usage) -> Role | None:
-    node = use.node
-    if node.op_type == "Gemm" and use.idx == 1:
+def _role(weight: ir.Value, node: ir.Node, index: int) -> Role | None:
+    if node.op_type == "Gemm" and index == 1:
         if _feeds_logits(node):
             return "head"
         return "router" if _chooses_experts(node) else "linear"
-    if node.op_type == "Gather" and use.idx == 0 and node.inputs[1] is not None:
+    if node.op_type == "Gather" and index == 0 and node.inputs[1] is not None:
         indices = node.inputs[1]
         return "embedding" if indices.is_graph_input() and indices.name == "token_ids" else None
     if node.domain == DOMAIN and node.op_type in ("Experts", "ExpertLinear") and weight.shape is not None:
@@ -70,11 +85,11 @@ def weight_roles(model: ir.Model) -> list[WeightInfo]:
     for name, value in model.graph.initializers.items():
         if not is_weight(value) or value.shape is None:
             continue
-        roles = [_role(value, use) for use in value.uses()]
+        roles = [_role(value, use.node, use.idx) for use in value.uses()]
         if not roles or any(role is None for role in roles):
             continue
         distinct = list(dict.fromkeys(role for role in roles if role is not None))
-        shape = tuple(int(d) for d in value.shape)
+        shape = tuple(static_dims(value))
         if len(distinct) == 1:
             found.append(WeightInfo(name, shape, distinct[0]))
         elif set(distinct) == {"embedding", "head"}:

@@ -1,0 +1,1 @@
+"""Longer procedures on top of converter and runtime, such as comparing bundles with each other."""

@@ -106,7 +106,9 @@ def compare(
     paths = [reference, *bundles]
     token_ids = Tokenizer.load(reference).encode(text)
     if len(token_ids) < length:
-        raise OptionError(f"the text has {len(token_ids)} tokens, less than one window of {length}; give --length or --text")
+        raise OptionError(
+            f"the text has {len(token_ids)} tokens, less than one window of {length}; give --length or --text"
+        )
     options = BackendOptions(num_blocks=-(-length // _BLOCK_SIZE), block_size=_BLOCK_SIZE)
     executables = [select_backend(backend, path).compile(path, options) for path in paths]
     comparisons = [Comparison(str(path)) for path in paths]
@@ -120,7 +122,7 @@ def compare(
 
 def builtin_text() -> str:
     """Return English text that ships with Python: its own language reference."""
-    from pydoc_data import topics  # type: ignore[import-untyped]
+    from pydoc_data import topics
 
     return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
 

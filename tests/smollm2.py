@@ -30,8 +30,9 @@ PROMPTS = (
     "Dear Sir or Madam,\n\nI am writing to",
     "1, 1, 2, 3, 5, 8, 13,",
     "The meaning of life",
-    "Chapter 1\n\nIt was a dark and stormy night; the rain fell in torrents, except at occasional intervals, when it was",
-    "{\"name\": \"Ada\", \"born\": ",
+    "Chapter 1\n\nIt was a dark and stormy night; the rain fell in torrents, except at occasional intervals, when "
+    "it was",
+    '{"name": "Ada", "born": ',
 )
 
 

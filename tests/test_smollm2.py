@@ -16,7 +16,6 @@ from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.recipes.compare import builtin_text, compare
 from inferencex.runtime import LLM, SamplingParams
-
 from tests import smollm2
 
 pytestmark = pytest.mark.skipif(
@@ -71,9 +70,7 @@ def test_greedy_equals_transformers(plain: Path, expected: list[list[int]], sour
         assert logits[len(ids) - 1 : -1].argmax(-1).tolist() == continuation, prompt
 
 
-def test_greedy_equals_cached_decoding(
-    plain: Path, expected: list[list[int]], source: torch.nn.Module
-) -> None:
+def test_greedy_equals_cached_decoding(plain: Path, expected: list[list[int]], source: torch.nn.Module) -> None:
     """And the same token after token, through the cache of transformers, for some."""
     tokenizer = LLM(plain, num_kv_blocks=64).tokenizer
     for index in (0, 7, 13):

@@ -91,9 +91,7 @@ def _rewrite(graph: Graph, node: Node) -> Node:
             return build.call(node.target, args[0], _axis(node, args[1]))
         case _aten.mul.Tensor if all(isinstance(a, Node) and a.meta.get("was_complex") for a in args):
             (a, b), (c, d) = ((build.part(v, 0), build.part(v, 1)) for v in args)
-            real = build.call(
-                _aten.sub.Tensor, build.call(_aten.mul.Tensor, a, c), build.call(_aten.mul.Tensor, b, d)
-            )
+            real = build.call(_aten.sub.Tensor, build.call(_aten.mul.Tensor, a, c), build.call(_aten.mul.Tensor, b, d))
             imaginary = build.call(
                 _aten.add.Tensor, build.call(_aten.mul.Tensor, a, d), build.call(_aten.mul.Tensor, b, c)
             )
@@ -105,7 +103,9 @@ def _rewrite(graph: Graph, node: Node) -> Node:
             return build.call(_aten.mul.Tensor, pair, factor)
         case _aten.transpose.int:
             return build.call(node.target, args[0], _axis(node, args[1]), _axis(node, args[2]))
-        case _aten.to.dtype | _aten._to_copy.default | _aten.to.device | _aten.contiguous.default | _aten.to.dtype_layout:
+        case (
+            _aten.to.dtype | _aten._to_copy.default | _aten.to.device | _aten.contiguous.default | _aten.to.dtype_layout
+        ):
             return args[0]  # type: ignore[no-any-return]
         case _aten.slice.Tensor:
             return build.call(node.target, args[0], _axis(node, args[1] if len(args) > 1 else 0), *args[2:])

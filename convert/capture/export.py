@@ -40,7 +40,7 @@ class Captured:
 
     model: ir.Model
     program: torch.export.ExportedProgram
-    module: torch.nn.Module
+    module: transformers.PreTrainedModel
     aliases: dict[str, str]
     uses_prompt_lengths: bool
 
@@ -91,11 +91,20 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith(("Constraints violated", "Specializations unexpectedly")):
+        details = [line.removeprefix("- ").split(". If you're")[0] for line in lines if line.startswith("- ")]
+        return f"the number of tokens must not matter to it, but: {details[0] if details else lines[0]}"
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def export_program(module: torch.nn.Module, max_tokens: int = 1 << 24) -> tuple[torch.export.ExportedProgram, bool]:
-    """Record `module` (from `empty_model`) with a dynamic number of tokens, up to `max_tokens`, and of logit rows."""
+def export_program(
+    module: torch.nn.Module, *, max_tokens: int = 1 << 24, defer_guards: bool = False
+) -> tuple[torch.export.ExportedProgram, bool]:
+    """Record `module` (from `empty_model`) with a dynamic number of tokens, up to `max_tokens`, and of logit rows.
+
+    With `defer_guards`, conditions on the number of tokens that cannot be proved become asserts of the program, for
+    `check_asserts` to judge; without it they are an error.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with_fake_parameters(module, mode)
     with mode:
@@ -117,7 +126,13 @@ def export_program(module: torch.nn.Module, max_tokens: int = 1 << 24) -> tuple[
     used: list[bool] = []
     step.__dict__["forward"] = forward
     with torch.no_grad(), mode, _quiet():
-        program = recorded(step, (ids, positions, rows, lengths), dynamic_shapes=shapes, strict=False)
+        program = recorded(
+            step,
+            (ids, positions, rows, lengths),
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=defer_guards,
+        )
     return program, used[-1]
 
 
@@ -128,10 +143,10 @@ def _export_within_context(
     try:
         return export_program(module)
     except torch._dynamo.exc.UserError:
-        limit = declared_context(config)
-        if limit is None or limit <= _EXAMPLE_TOKENS:
-            raise
-        return export_program(module, max_tokens=limit - 1)
+        limit = max(declared_context(config) or 0, 2 * _EXAMPLE_TOKENS)
+        program, uses_lengths = export_program(module, max_tokens=limit, defer_guards=True)
+        tidy.check_asserts(program, limit)
+        return program, uses_lengths
 
 
 def _translate(program: torch.export.ExportedProgram) -> ir.Model:
@@ -142,13 +157,13 @@ def _translate(program: torch.export.ExportedProgram) -> ir.Model:
     """
     if not any(tidy.is_mutation(node) for node in program.graph.nodes):
         undecomposed = program.run_decompositions
-        program.run_decompositions = lambda table=None, **_: program  # type: ignore[method-assign]
+        program.run_decompositions = lambda table=None, **_: program
         try:
             return _onnx(program)
         except torch.onnx.errors.OnnxExporterError:
             pass
         finally:
-            program.run_decompositions = undecomposed  # type: ignore[method-assign]
+            program.run_decompositions = undecomposed
     return _onnx(program)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 import transformers
@@ -16,7 +17,9 @@ from inferencex.convert.capture import routes
 from inferencex.formats.errors import CaptureError
 
 
-def empty_model(config: transformers.PreTrainedConfig, *, trust_remote_code: bool = False) -> torch.nn.Module:
+def empty_model(
+    config: transformers.PreTrainedConfig, *, trust_remote_code: bool = False
+) -> transformers.PreTrainedModel:
     """Build the model of `config` on the meta device, in float32, with its attention and experts routed.
 
     Buffers hold their real values: frequencies of rotary embeddings are constants of the graph. Raises CaptureError
@@ -34,22 +37,25 @@ def empty_model(config: transformers.PreTrainedConfig, *, trust_remote_code: boo
             model = _build(config, "eager", trust_remote_code)  # it looks its attention up in a table of its own
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CaptureError(f"transformers cannot build a causal language model of type {config.model_type!r}: {first}") from error
+        raise CaptureError(
+            f"transformers cannot build a causal language model of type {config.model_type!r}: {first}"
+        ) from error
     model.tie_weights()
-    built: torch.nn.Module = model.eval()
-    return built
+    return torch.nn.Module.eval(model)  # the class's own has no types
 
 
-def _build(config: transformers.PreTrainedConfig, attention: str, trust_remote_code: bool) -> torch.nn.Module:
+def _build(
+    config: transformers.PreTrainedConfig, attention: str, trust_remote_code: bool
+) -> transformers.PreTrainedModel:
+    build: Callable[..., transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_config
     with init_empty_weights(include_buffers=False):
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+        return build(
             copy.deepcopy(config),  # transformers writes the names of the implementations into it
             attn_implementation=attention,
             experts_implementation=routes.NAME,
             trust_remote_code=trust_remote_code,
             dtype=torch.float32,
         )
-    return model
 
 
 def with_fake_parameters(model: torch.nn.Module, mode: FakeTensorMode) -> None:

@@ -52,9 +52,9 @@ def attention(
     `mask` is what `causal_mask` returned; without it the mask is causal with `window` (0 for none).
     """
     tokens, group = q.shape[1], num_heads // num_kv_heads
-    heads = q[0].unflatten(-1, (num_heads, -1)).transpose(0, 1)
-    keys = k[0].unflatten(-1, (num_kv_heads, -1)).transpose(0, 1).repeat_interleave(group, 0)
-    values = v[0].unflatten(-1, (num_kv_heads, -1)).transpose(0, 1).repeat_interleave(group, 0)
+    heads = torch.unflatten(q[0], -1, (num_heads, -1)).transpose(0, 1)
+    keys = torch.unflatten(k[0], -1, (num_kv_heads, -1)).transpose(0, 1).repeat_interleave(group, 0)
+    values = torch.unflatten(v[0], -1, (num_kv_heads, -1)).transpose(0, 1).repeat_interleave(group, 0)
     scores = heads @ keys.transpose(1, 2) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -89,7 +89,7 @@ def _(
 def expert_linear(x: Tensor, expert_ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Linear layer with one of `weight [E, N, K]` per row: `x [M, K]`, `expert_ids [M]` -> `[M, N]`."""
     y = x.new_zeros((x.shape[0], weight.shape[1]))
-    for expert in expert_ids.unique().tolist():
+    for expert in torch.unique(expert_ids).tolist():
         rows = (expert_ids == expert).nonzero()[:, 0]
         part = x[rows] @ weight[expert].T
         y[rows] = part if bias is None else part + bias[expert]

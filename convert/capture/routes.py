@@ -78,7 +78,8 @@ def mask_route(*, mask_function: MaskFunction, **ignored: Any) -> Tensor:
             window, chunk = UNKNOWN_MASK  # models make masks they never use; `absorb_masks` refuses those they do
     if _positions.value is None:
         raise CaptureError("a mask was asked for outside of a capture")
-    return ops.causal_mask(_positions.value, window, chunk)
+    mask: Tensor = ops.causal_mask(_positions.value, window, chunk)
+    return mask
 
 
 def mask_shape(mask_function: MaskFunction) -> tuple[int, int]:
@@ -152,7 +153,8 @@ def experts_route(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     if self.has_post_expert_norm:
         outer = self.post_expert_norm(outer)
     outer = outer * top_k_weights.reshape(tokens * k, 1)
-    return outer.reshape(tokens, k, outer.shape[-1]).sum(dim=1)
+    combined: Tensor = outer.reshape(tokens, k, outer.shape[-1]).sum(dim=1)
+    return combined
 
 
 def _chunked_overlay(chunk_size: int, left_padding: Tensor) -> MaskFunction:

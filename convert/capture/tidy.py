@@ -70,6 +70,29 @@ def _all_ones(value: Any) -> bool:
     return False
 
 
+def check_asserts(program: torch.export.ExportedProgram, max_tokens: int) -> None:
+    """Judge the conditions on the number of tokens under which `program` was recorded.
+
+    Some are artefacts of reasoning about shapes and always hold; others mean that the model's code takes another
+    branch for other lengths, so that the recorded one would be wrong there. Raises CaptureError for the latter,
+    naming the first length that fails.
+    """
+    lengths = [n for n in (*range(1, 130), 255, 256, 257, 1000, 1023, 1024, 4096, max_tokens) if n < max_tokens]
+    for node in program.graph_module.graph.nodes:
+        if node.op != "call_function" or node.target is not _aten._assert_scalar.default:
+            continue
+        condition = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+        if not isinstance(condition, torch.SymBool):
+            continue
+        expression = condition.node.expr
+        for length in lengths:
+            if not expression.subs({symbol: length for symbol in expression.free_symbols}):
+                raise CaptureError(
+                    f"the model's code depends on the number of tokens: it was recorded for {expression}, which is "
+                    f"false for {length} tokens"
+                )
+
+
 class _Tidier:
     def __init__(self, program: torch.export.ExportedProgram, positions: str) -> None:
         self.program = program
@@ -176,14 +199,14 @@ class _Tidier:
         return self._same(value, self.tokens) and not isinstance(value, int)
 
     def _arange_to_positions(self, node: Node) -> None:
-        start, stop, step = 0, node.args[0], 1
-        if node.target is not _aten.arange.default:
-            start, stop = node.args[0], node.args[1]
-            step = node.args[2] if len(node.args) > 2 else 1
+        bounds = (0, *node.args, 1) if node.target is _aten.arange.default else (*node.args, 1)
+        start, stop, step = bounds[:3]
         if not self._is_tokens(stop):
             return
         if start != 0 or step != 1:
-            raise CaptureError(f"a range over tokens starts at {start} with step {step}; only plain positions are supported")
+            raise CaptureError(
+                f"a range over tokens starts at {start} with step {step}; only plain positions are supported"
+            )
         dtype = node.meta["val"].dtype
         with self.graph.inserting_before(node):
             row = self.graph.call_function(_aten.select.int, (self.positions, 0, 0))

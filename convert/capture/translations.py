@@ -73,7 +73,16 @@ def attention(
 ) -> Any:
     """Translate the attention operator; the mask stays an input until `passes.masks` reads it."""
     return _capture_domain().Attention(
-        q, k, v, mask, sinks, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, window=window, softcap=softcap
+        q,
+        k,
+        v,
+        mask,
+        sinks,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        window=window,
+        softcap=softcap,
     )
 
 
@@ -106,8 +115,8 @@ def slice_tensor(x: Any, dim: int = 0, start: Any = None, end: Any = None, step:
         if first == 0 and last == _LAST and step == 1:
             return op.Identity(x)
         return op.Slice(x, _ints([first]), _ints([last]), _ints([dim]), _ints([step]))
-    bounds = [_ints([b]) if isinstance(b, int) else op.Reshape(b, _ints([1])) for b in (first, last)]
-    return op.Slice(x, *bounds, _ints([dim]), _ints([step]))
+    starts, ends = (_ints([b]) if isinstance(b, int) else op.Reshape(b, _ints([1])) for b in (first, last))
+    return op.Slice(x, starts, ends, _ints([dim]), _ints([step]))
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:

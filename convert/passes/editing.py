@@ -58,21 +58,32 @@ def producer(value: ir.Value | None, op_type: str, domain: str | None = None) ->
 def sole_user(value: ir.Value) -> ir.Node | None:
     """Return the only node that reads `value`, or None; a graph output has more readers than one."""
     uses = value.uses()
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def shape_of(value: ir.Value) -> list[int | ir.SymbolicDim]:
+    """Return a value's shape. Raises ValueError when it is unknown."""
+    if value.shape is None:
+        raise ValueError(f"value {value.name} of {value.producer()} has no shape")
+    return list(value.shape)
 
 
 def rank(value: ir.Value) -> int:
-    """Return the number of dimensions of a value whose shape is known."""
-    if value.shape is None:
-        raise ValueError(f"value {value.name} of {value.producer()} has no shape")
-    return len(value.shape)
+    """Return the number of dimensions of a value. Raises ValueError when its shape is unknown."""
+    return len(shape_of(value))
 
 
 def dims(value: ir.Value) -> list[int]:
-    """Return a value's shape with -1 for every symbolic dimension."""
-    if value.shape is None:
-        raise ValueError(f"value {value.name} of {value.producer()} has no shape")
-    return [d if isinstance(d, int) else -1 for d in value.shape]
+    """Return a value's shape with -1 for every symbolic dimension. Raises ValueError when it is unknown."""
+    return [d if isinstance(d, int) else -1 for d in shape_of(value)]
+
+
+def static_dims(value: ir.Value) -> list[int]:
+    """Return a value's shape. Raises ValueError when it is unknown or any dimension is symbolic."""
+    shape = dims(value)
+    if -1 in shape:
+        raise ValueError(f"value {value.name} of {value.producer()} has shape {value.shape}; expected integers only")
+    return shape
 
 
 @dataclass
@@ -105,7 +116,9 @@ class Editor:
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
             tensor = ir.tensor(array, name=self.fresh_name(stem))
-            value = ir.Value(name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(
+                name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
@@ -118,19 +131,18 @@ class Editor:
         *,
         domain: str = "",
         shape: Iterable[int | ir.SymbolicDim] | None = None,
-        dtype: ir.DataType = ir.DataType.FLOAT,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
         outputs: Sequence[ir.Value] | None = None,
         num_outputs: int = 1,
         stem: str | None = None,
     ) -> ir.Node:
-        """Make a node that is not in the graph yet; the output's shape and dtype are as given."""
+        """Make a node that is not in the graph yet; the output's shape and dtype are as given, None where unknown."""
         trimmed = list(inputs)
         while trimmed and trimmed[-1] is None:
             trimmed.pop()
         if outputs is None:
-            outputs = [
-                ir.Value(name=self.fresh_name(stem or op_type.lower()), type=ir.TensorType(dtype)) for _ in range(num_outputs)
-            ]
+            kinds = [None if dtype is None else ir.TensorType(dtype) for _ in range(num_outputs)]
+            outputs = [ir.Value(name=self.fresh_name(stem or op_type.lower()), type=kind) for kind in kinds]
             if shape is not None:
                 outputs[0].shape = ir.Shape(list(shape))
         return ir.node(op_type, trimmed, dict(attributes or {}), domain=domain, outputs=list(outputs))

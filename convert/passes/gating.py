@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from inferencex.convert.passes.editing import WEIGHT, Editor, attribute, drop_dead, is_weight, producer, rank, scalar_of
+from inferencex.convert.passes.editing import (
+    WEIGHT,
+    Editor,
+    attribute,
+    dims,
+    drop_dead,
+    is_weight,
+    producer,
+    rank,
+    scalar_of,
+    shape_of,
+    static_dims,
+)
 from inferencex.convert.passes.weights import combine, expression_of
 from inferencex.formats.dialect.schemas import DOMAIN
 
@@ -51,10 +63,12 @@ def merge_linears(edit: Editor, linears: list[ir.Node]) -> ir.Value:
     present = [b for b in biases if b is not None]
     if present:
         bias = concatenated(graph, present, edit.fresh_name("+".join(str(b.name) for b in present)))
-    widths = [int(w.shape[0]) for w in weights if w is not None and w.shape is not None]
-    shape = [linears[0].outputs[0].shape[0], sum(widths)]  # type: ignore[index]
+    widths = [static_dims(w)[0] for w in weights if w is not None]
+    shape = [shape_of(linears[0].outputs[0])[0], sum(widths)]
     gemm = edit.node("Gemm", [x, merged, bias], {"transB": 1}, shape=shape, stem="linear")
-    split = edit.node("Split", [gemm.outputs[0], edit.constant(widths)], {"axis": -1}, num_outputs=len(widths), stem="split")
+    split = edit.node(
+        "Split", [gemm.outputs[0], edit.constant(widths)], {"axis": -1}, num_outputs=len(widths), stem="split"
+    )
     edit.before(linears[0], gemm, split)
     for node, part in zip(linears, split.outputs, strict=True):
         part.shape = node.outputs[0].shape
@@ -66,8 +80,8 @@ def concatenated(graph: ir.Graph, weights: list[ir.Value], name: str, axis: int 
     """Return an initializer that is `weights` one after the other along `axis`."""
     inputs = [ir.Value(name=expression_of(w).output) for w in weights]
     node = ir.node("Concat", inputs, {"axis": axis}, outputs=[ir.Value(name=name)])
-    shape = [int(d) for d in weights[0].shape or []]
-    shape[axis] = sum(int((w.shape or [])[axis]) for w in weights)
+    shape = static_dims(weights[0])
+    shape[axis] = sum(static_dims(w)[axis] for w in weights)
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
     value.meta[WEIGHT] = combine(name, [expression_of(w) for w in weights], [node])
     graph.initializers[name] = value
@@ -95,13 +109,13 @@ def _halves(gate: ir.Value, up: ir.Value) -> tuple[ir.Value, str] | None:
         if a is None or b is None or a.inputs[0] is not b.inputs[0] or gate is up:
             continue
         x = a.inputs[0]
-        if x is None or x.shape is None or gate.shape is None or gate.shape[-1] != up.shape[-1]:  # type: ignore[index]
+        if x is None or x.shape is None or gate.shape is None or gate.shape[-1] != shape_of(up)[-1]:
             continue
         if op_type == "Split":
             if a is b and a.outputs[0] is gate and len(a.outputs) == 2:
                 return x, "concat"
             continue
-        layout = _slice_layout(a, b, int(x.shape[-1]))  # type: ignore[arg-type]
+        layout = _slice_layout(a, b, dims(x)[-1])
         if layout is not None:
             return x, layout
     return None

@@ -17,7 +17,18 @@ from torch import Tensor
 
 from inferencex.convert.capture import ops
 from inferencex.convert.capture.translations import CAPTURE_DOMAIN
-from inferencex.convert.passes.editing import Editor, attribute, dims, drop_dead, is_weight, producer, rank, scalar_of, sole_user
+from inferencex.convert.passes.editing import (
+    Editor,
+    attribute,
+    dims,
+    drop_dead,
+    is_weight,
+    producer,
+    rank,
+    scalar_of,
+    shape_of,
+    sole_user,
+)
 from inferencex.convert.passes.masks import mask_of
 from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.formats.errors import BackendError
@@ -25,7 +36,8 @@ from inferencex.runtime.backends.reference import interpreter
 
 _TRANSPARENT = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"}
 _PROBE_TOKENS = 45
-_HIDDEN = -1e4  # an addend below this hides a key
+_LARGEST_TABLE = 4096  # masks that models hold as tables are read whole up to this many tokens
+_HIDDEN = -9e3  # an addend below this hides a key
 _TOLERANCE = 1e-4
 
 
@@ -36,7 +48,8 @@ class _Score:
     product: ir.Node
     multiplier: float = 1.0
     addends: list[tuple[ir.Value, float]] = field(default_factory=list)
-    chosen: list[tuple[ir.Value, float, bool]] = field(default_factory=list)  # Where: condition, value if hidden, sense
+    chosen: list[tuple[ir.Value, bool]] = field(default_factory=list)  # conditions, and whether true shows the key
+    factors: list[ir.Value] = field(default_factory=list)  # 0 where a large negative addend hides the key, else 1
 
 
 def _take_apart(value: ir.Value | None) -> _Score | None:
@@ -59,6 +72,12 @@ def _take_apart(value: ir.Value | None) -> _Score | None:
                 inner.multiplier *= factor
                 inner.addends = [(v, f * factor) for v, f in inner.addends]
                 return inner if not inner.chosen else None
+        if node.op_type == "Mul":
+            for index in (0, 1):
+                inner, factor_value = _take_apart(node.inputs[index]), node.inputs[1 - index]
+                if inner is not None and factor_value is not None and not inner.addends and not inner.chosen:
+                    inner.factors.append(factor_value)
+                    return inner
     if node.op_type in ("Add", "Sub"):
         for index in (0, 1) if node.op_type == "Add" else (0,):
             inner, other = _take_apart(node.inputs[index]), node.inputs[1 - index]
@@ -69,7 +88,7 @@ def _take_apart(value: ir.Value | None) -> _Score | None:
         for index in (1, 2):
             inner, hidden = _take_apart(node.inputs[index]), scalar_of(node.inputs[3 - index])
             if inner is not None and hidden is not None and hidden < _HIDDEN:
-                inner.chosen.append((node.inputs[0], hidden, index == 1))
+                inner.chosen.append((node.inputs[0], index == 1))
                 return inner
     return None
 
@@ -134,7 +153,7 @@ def _bias(score: _Score, positional: _Positional, heads: int) -> Tensor | None:
             total = total + value.reshape((-1, *value.shape[-2:])).expand(heads, tokens, tokens)
         except RuntimeError:
             return None
-    for condition, _, keeps_if_true in score.chosen:
+    for condition, keeps_if_true in score.chosen:
         value = positional.evaluate(condition)
         if value is None:
             return None
@@ -144,6 +163,14 @@ def _bias(score: _Score, positional: _Positional, heads: int) -> Tensor | None:
         except RuntimeError:
             return None
         total = total.masked_fill(~keep, float("-inf"))
+    for factor_value in score.factors:
+        value = positional.evaluate(factor_value)
+        if value is None:
+            return None
+        keeps = value.reshape((-1, *value.shape[-2:])).expand(heads, tokens, tokens)
+        neutral = (keeps == 1) & (total == 0)
+        if not bool((neutral | ((keeps == 0) & (total < _HIDDEN))).all()):
+            return None
     return total.masked_fill(total < _HIDDEN, float("-inf"))
 
 
@@ -155,6 +182,8 @@ def _describe(score: _Score, bias: Tensor) -> tuple[int, int, Tensor | None] | N
         if mask is not None:
             window, chunk = int(attribute(mask, "window")), int(attribute(mask, "chunk"))
     tokens = bias.shape[-1]
+    if not window and not chunk:  # hidden by a table of the model's own: the last row shows how far it reaches
+        window = int(torch.isfinite(bias[0, -1]).sum()) % tokens
     visible = ops.visible(torch.arange(tokens), max(window, 0), max(chunk, 0))
     if not torch.equal(torch.isfinite(bias), visible.expand_as(bias)):
         return None
@@ -170,8 +199,9 @@ def _describe(score: _Score, bias: Tensor) -> tuple[int, int, Tensor | None] | N
 
 
 class _Rewriter:
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, context: int) -> None:
         self.graph = model.graph
+        self.context = context
         self.edit = Editor(model.graph)
         self.positional = _Positional(model.graph, _PROBE_TOKENS)
         self.count = 0
@@ -198,6 +228,8 @@ class _Rewriter:
             return
         heads = self._heads(q) or 1
         bias = _bias(score, self.positional, heads)
+        if bias is not None and (score.chosen or score.factors) and self.context > _PROBE_TOKENS:
+            bias = _bias(score, _Positional(self.graph, min(self.context, _LARGEST_TABLE)), heads)
         found = None if bias is None else _describe(score, bias)
         if found is None:
             return
@@ -219,8 +251,9 @@ class _Rewriter:
         h, t = len(lead), len(shape) + axis_of_tokens
         d = len(shape) - 1 if axis_of_tokens == -2 else len(shape) - 2
         features = heads * shape[d]
-        moved = edit.node("Transpose", [value], {"perm": [*lead, t, h, d]}, shape=[value.shape[i] for i in (*lead, t, h, d)])  # type: ignore[index]
-        flat = edit.node("Reshape", [moved.outputs[0], edit.constant([1, -1, features])], shape=[1, value.shape[t], features])  # type: ignore[index]
+        sizes, perm = shape_of(value), [*lead, t, h, d]
+        moved = edit.node("Transpose", [value], {"perm": perm}, shape=[sizes[i] for i in perm])
+        flat = edit.node("Reshape", [moved.outputs[0], edit.constant([1, -1, features])], shape=[1, sizes[t], features])
         return edit.before(anchor, moved, flat), features
 
     def _emit(
@@ -237,7 +270,9 @@ class _Rewriter:
         edit, output = self.edit, anchor.outputs[0]
         rows = [self._rows(anchor, value, axis)[0] for value, axis in ((q, -2), (k, -1), (v, -2))]
         heads, kv_heads, width = self._heads(q) or 1, self._heads(k) or 1, dims(v)[-1]
-        slope_input = None if slopes is None else edit.constant(np.ascontiguousarray(slopes.numpy()), stem="alibi_slopes")
+        slope_input = (
+            None if slopes is None else edit.constant(np.ascontiguousarray(slopes.numpy()), stem="alibi_slopes")
+        )
         attributes = {
             "num_heads": heads,
             "num_kv_heads": kv_heads,
@@ -246,18 +281,31 @@ class _Rewriter:
             "chunk": chunk,
             "softcap": 0.0,
         }
-        tokens = q.shape[-2]  # type: ignore[index]
+        tokens = shape_of(q)[-2]
         attention = edit.node(
-            "Attention", [*rows, None, slope_input], attributes, domain=DOMAIN, shape=[1, tokens, heads * width], stem="attention"
+            "Attention",
+            [*rows, None, slope_input],
+            attributes,
+            domain=DOMAIN,
+            shape=[1, tokens, heads * width],
+            stem="attention",
         )
-        split = edit.node("Reshape", [attention.outputs[0], edit.constant([1, -1, heads, width])], shape=[1, tokens, heads, width])
-        nodes = [attention, split, edit.node("Transpose", [split.outputs[0]], {"perm": [0, 2, 1, 3]}, shape=[1, heads, tokens, width])]
+        split = edit.node(
+            "Reshape", [attention.outputs[0], edit.constant([1, -1, heads, width])], shape=[1, tokens, heads, width]
+        )
+        nodes = [
+            attention,
+            split,
+            edit.node("Transpose", [split.outputs[0]], {"perm": [0, 2, 1, 3]}, shape=[1, heads, tokens, width]),
+        ]
         if rank(output) == 3:
-            nodes.append(edit.node("Reshape", [nodes[-1].outputs[0], edit.constant([heads, -1, width])], shape=output.shape))
+            nodes.append(
+                edit.node("Reshape", [nodes[-1].outputs[0], edit.constant([heads, -1, width])], shape=output.shape)
+            )
         edit.substitute(output, edit.before(anchor, *nodes))
         self.count += 1
 
 
-def recognize_attention(model: ir.Model) -> int:
-    """Rewrite in place; returns how many attention layers were recognized."""
-    return _Rewriter(model).run()
+def recognize_attention(model: ir.Model, *, context: int) -> int:
+    """Rewrite in place, for sequences of up to `context` tokens; returns how many layers were recognized."""
+    return _Rewriter(model, context).run()

@@ -30,7 +30,9 @@ def transposed(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     name = result.output
     if name not in graph.initializers:
         assert weight.shape is not None
-        value = ir.Value(name=name, shape=ir.Shape(list(reversed(list(weight.shape)))), type=ir.TensorType(ir.DataType.FLOAT))
+        value = ir.Value(
+            name=name, shape=ir.Shape(list(reversed(list(weight.shape)))), type=ir.TensorType(ir.DataType.FLOAT)
+        )
         value.meta[WEIGHT] = result
         graph.initializers[name] = value
     return graph.initializers[name]

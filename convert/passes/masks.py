@@ -46,7 +46,7 @@ def absorb_masks(model: ir.Model) -> int:
         q, k, v, *rest = node.inputs
         attributes = {n: attribute(node, n) for n in ("num_heads", "num_kv_heads", "scale", "softcap")}
         if node.domain == CAPTURE_DOMAIN:
-            mask, sinks, slopes = (*rest, None, None)[:2] + (None,)
+            (mask, sinks), slopes = (*rest, None, None)[:2], None
             attributes["window"], attributes["chunk"] = _window_and_chunk(node, mask)
         else:
             sinks, slopes = (*rest, None, None)[:2]
@@ -55,12 +55,16 @@ def absorb_masks(model: ir.Model) -> int:
         attributes["writes"] = int(key not in layers)
         attributes["layer"] = layers.setdefault(key, len(layers))
         output = node.outputs[0]
-        new = edit.node("Attention", [q, k, v, sinks, slopes], attributes, domain=DOMAIN, shape=output.shape, stem="attention")
+        new = edit.node(
+            "Attention", [q, k, v, sinks, slopes], attributes, domain=DOMAIN, shape=output.shape, stem="attention"
+        )
         edit.substitute(output, edit.before(node, new))
         count += 1
     drop_dead(graph)
     if any(node.domain == CAPTURE_DOMAIN for node in graph):
-        raise CaptureError("a mask is used outside of attention: this model computes attention in a way that was not recognized")
+        raise CaptureError(
+            "a mask is used outside of attention: this model computes attention in a way that was not recognized"
+        )
     if not count:
         raise CaptureError("no attention layer was found")
     model.opset_imports.pop(CAPTURE_DOMAIN, None)
@@ -75,8 +79,8 @@ def _window_and_chunk(node: ir.Node, mask: ir.Value | None) -> tuple[int, int]:
     found = mask_of(mask)
     if found is None:
         raise CaptureError(
-            f"attention {node.outputs[0].name} uses a mask that is changed by {mask.producer()}; only causal masks with a "
-            "window or chunk are supported"
+            f"attention {node.outputs[0].name} uses a mask that is changed by {mask.producer()}; only causal masks "
+            "with a window or chunk are supported"
         )
     window, chunk = int(attribute(found, "window")), int(attribute(found, "chunk"))
     if (window, chunk) == UNKNOWN_MASK:

@@ -16,6 +16,7 @@ from inferencex.convert.passes.editing import (
     rank,
     scalar_of,
     sole_user,
+    static_dims,
 )
 
 
@@ -71,7 +72,12 @@ def _is_scale(value: ir.Value | None, width: int) -> bool:
 
 def _fuse_one(edit: Editor, mean_node: ir.Node) -> bool:
     x = _square_of(mean_node.inputs[0])
-    if x is None or _mean_over_last(mean_node.outputs[0]) is None or x.shape is None or not isinstance(x.shape[-1], int):
+    if (
+        x is None
+        or _mean_over_last(mean_node.outputs[0]) is None
+        or x.shape is None
+        or not isinstance(x.shape[-1], int)
+    ):
         return False
     width = x.shape[-1]
     for root, epsilon, divides in _inverse_root(mean_node.outputs[0]):
@@ -101,10 +107,14 @@ def _emit(edit: Editor, x: ir.Value, scale: ir.Value, epsilon: float, output: ir
         if _mean_over_last(centered.inputs[1]) is whole:
             op_type, source = "LayerNormalization", whole
             after = sole_user(output)
-            if after is not None and after.op_type == "Add" and _is_scale(_other(after, output), int(scale.shape[0])):  # type: ignore[index,arg-type]
+            if after is not None and after.op_type == "Add" and _is_scale(_other(after, output), static_dims(scale)[0]):
                 bias, output = _other(after, output), after.outputs[0]
     node = edit.node(
-        op_type, [source, scale, bias], {"axis": -1, "epsilon": float(epsilon)}, shape=output.shape, stem=str(output.name)
+        op_type,
+        [source, scale, bias],
+        {"axis": -1, "epsilon": float(epsilon)},
+        shape=output.shape,
+        stem=str(output.name),
     )
     anchor = output.producer()
     assert anchor is not None

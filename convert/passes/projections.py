@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from inferencex.convert.passes.editing import Editor, drop_dead
-from inferencex.convert.passes.gating import is_linear, mergeable, merge_linears
+from inferencex.convert.passes.gating import is_linear, merge_linears, mergeable
 from inferencex.formats.dialect.schemas import DOMAIN
 
 # What may stand between a projection and attention: shapes, positions, and norms of heads.
 _BETWEEN = {
-    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "RotaryEmbedding", "RMSNormalization", "LayerNormalization",
-    "Clip", "Mul", "Concat", "Slice", "Split", "Neg", "Add", "Sub", "Expand", "Min", "Max", "Div",
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "RotaryEmbedding", "RMSNormalization",
+    "LayerNormalization", "Clip", "Mul", "Concat", "Slice", "Split", "Neg", "Add", "Sub", "Expand", "Min", "Max", "Div",
 }  # fmt: skip
 
 

@@ -22,7 +22,19 @@ from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.operators import OPERATORS
 
-_MOVES = {"Neg", "Slice", "Concat", "Reshape", "Transpose", "Split", "Unsqueeze", "Squeeze", "Gather", "Identity", "Expand"}
+_MOVES = {
+    "Neg",
+    "Slice",
+    "Concat",
+    "Reshape",
+    "Transpose",
+    "Split",
+    "Unsqueeze",
+    "Squeeze",
+    "Gather",
+    "Identity",
+    "Expand",
+}
 _JOINS = _MOVES | {"Add", "Sub", "Mul"}
 _CROSSED = _JOINS | {"RMSNormalization", "LayerNormalization", "Clip"}  # may stand between RoPE and attention
 _PROBE_POSITIONS = (0, 1, 2, 5, 11, 23, 40)
@@ -229,7 +241,7 @@ class _RopeFusion:
 
     def _unpack(self, y: Tensor, shape: list[int], heads: int) -> Tensor | None:
         if len(shape) == 2 and y.shape[1] % heads == 0:
-            return y.unflatten(1, (heads, -1))
+            return torch.unflatten(y, 1, (heads, -1))
         if len(shape) == 3 and shape[0] == -1:
             return y
         return y.transpose(0, 1) if len(shape) == 3 and shape[1] == -1 else None
@@ -261,13 +273,15 @@ class _RopeFusion:
         """Read the angles off the region's answer to unit pairs, and compare the operator with the region."""
         half = width // 2
         probe = torch.zeros_like(x)
-        probe[..., 0:width:2 if interleaved else 1] = 1.0
+        probe[..., 0 : width : 2 if interleaved else 1] = 1.0
         if not interleaved:
             probe[..., half:] = 0.0
         answer = self._unpack(region.run(self._pack(probe, layout), self.angles), dims(region.y), x.shape[1])
         assert answer is not None
         first = answer[:, 0]
-        cos, sin = (first[:, 0:width:2], first[:, 1:width:2]) if interleaved else (first[:, :half], first[:, half:width])
+        cos, sin = (
+            (first[:, 0:width:2], first[:, 1:width:2]) if interleaved else (first[:, :half], first[:, half:width])
+        )
         rotated = OPERATORS[("", "RotaryEmbedding")](
             x.transpose(0, 1)[None], cos[None], sin[None], interleaved=int(interleaved), rotary_embedding_dim=width
         )
@@ -336,7 +350,9 @@ class _RopeFusion:
         tokens, features = self._tokens(), fit.heads * fit.head_dim
         nodes: list[ir.Node] = []
 
-        def add(op_type: str, inputs: list[ir.Value | None], shape: list[int | ir.SymbolicDim], **attributes: object) -> ir.Value:
+        def add(
+            op_type: str, inputs: list[ir.Value | None], shape: list[int | ir.SymbolicDim], **attributes: object
+        ) -> ir.Value:
             nodes.append(edit.node(op_type, inputs, attributes, shape=shape, stem="rope"))
             return nodes[-1].outputs[0]
 
@@ -359,7 +375,9 @@ class _RopeFusion:
         )
         shape = dims(y)
         if len(shape) == 3 and shape[0] != -1:
-            value = add("Reshape", [value, edit.constant([-1, fit.heads, fit.head_dim])], [tokens, fit.heads, fit.head_dim])
+            value = add(
+                "Reshape", [value, edit.constant([-1, fit.heads, fit.head_dim])], [tokens, fit.heads, fit.head_dim]
+            )
             value = add("Transpose", [value], list(y.shape or []), perm=[1, 0, 2])
         else:
             value = add("Reshape", [value, edit.constant(shape)], list(y.shape or []))
@@ -373,7 +391,11 @@ class _RopeFusion:
         if key not in self.tables:
             (positions,) = [v for v in self.graph.inputs if v.name == "positions"]
             node = self.edit.node(
-                "Reshape", [positions, self.edit.constant([1, -1])], shape=[1, self._tokens()], dtype=ir.DataType.INT64, stem="position_ids"
+                "Reshape",
+                [positions, self.edit.constant([1, -1])],
+                shape=[1, self._tokens()],
+                dtype=ir.DataType.INT64,
+                stem="position_ids",
             )
             self.graph.insert_before(next(iter(self.graph)), [node])
             self.tables[key] = node.outputs[0]

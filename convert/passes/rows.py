@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from inferencex.convert.passes.editing import Editor, attribute, drop_dead
-from inferencex.convert.passes.token_major import _ELEMENTWISE
+from inferencex.convert.passes.editing import Editor, attribute, drop_dead, shape_of
+from inferencex.convert.passes.elementwise import ELEMENTWISE
 from inferencex.formats.dialect.schemas import DOMAIN
 
-_ROWWISE = _ELEMENTWISE | {"RMSNormalization", "LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
+_ROWWISE = ELEMENTWISE | {"RMSNormalization", "LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
 _ROWWISE_CUSTOM = {"GatedActivation", "AddRMSNormalization", "AddLayerNormalization", "Experts"}
 
 
@@ -25,7 +25,7 @@ def _moves_with_rows(node: ir.Node, tokens: str) -> bool:
         return node.op_type in _ROWWISE_CUSTOM
     if node.op_type in ("RMSNormalization", "LayerNormalization", "Softmax", "LogSoftmax", "TopK"):
         return int(attribute(node, "axis", -1)) == -1
-    return node.op_type in _ELEMENTWISE or node.op_type in ("Gemm", "MatMul")
+    return node.op_type in ELEMENTWISE or node.op_type in ("Gemm", "MatMul")
 
 
 def _rows(value: ir.Value | None, tokens: str) -> bool:
@@ -44,30 +44,41 @@ def gather_rows_early(model: ir.Model) -> int:
     """Move the Gather of `logit_rows` up in place; returns how many nodes it passed."""
     graph = model.graph
     rows = next(v for v in graph.inputs if v.name == "logit_rows")
-    tokens = str(next(v for v in graph.inputs if v.name == "token_ids").shape[0])  # type: ignore[index]
+    tokens = str(shape_of(next(v for v in graph.inputs if v.name == "token_ids"))[0])
     gathers = [n for n in graph if n.op_type == "Gather" and n.inputs[1] is rows and int(attribute(n, "axis", 0)) == 0]
-    if len(gathers) != 1 or gathers[0].inputs[0] is None:
+    if len(gathers) != 1:
         return 0
     gather = gathers[0]
+    head_input = gather.inputs[0]
+    if head_input is None:
+        return 0
     edit = Editor(graph)
-    picked: set[ir.Value] = {gather.inputs[0]}
+    picked = {head_input}
     inside: set[ir.Node] = set()
     for node in reversed(list(graph)):  # a node moves if every reader of what it computes does
         wanted = [v for v in node.outputs if v.uses() or v.is_graph_output()]
         if not wanted or not _moves_with_rows(node, tokens):
             continue
         readers = {u.node for v in wanted for u in v.uses()}
-        if all(reader is gather or reader in inside for reader in readers) and not any(v.is_graph_output() for v in wanted):
+        if all(reader is gather or reader in inside for reader in readers) and not any(
+            v.is_graph_output() for v in wanted
+        ):
             inside.add(node)
             picked.update(v for v in node.inputs if v is not None and _carries_rows(node, v, tokens))
     if not inside:
         return 0
-    kept = rows.shape[0]  # type: ignore[index]
+    kept = shape_of(rows)[0]
     frontier = [v for v in picked if v.producer() not in inside]
     for value in frontier:
         assert value.shape is not None
-        pick = edit.node("Gather", [value, rows], {"axis": 0}, shape=[kept, *list(value.shape)[1:]], stem=f"{value.name}_rows")
-        pick.outputs[0].dtype = value.dtype
+        pick = edit.node(
+            "Gather",
+            [value, rows],
+            {"axis": 0},
+            shape=[kept, *list(value.shape)[1:]],
+            dtype=value.dtype,
+            stem=f"{value.name}_rows",
+        )
         source = value.producer()
         if source is None:
             graph.insert_before(next(iter(graph)), [pick])

@@ -66,7 +66,7 @@ def optimize(captured: Captured, *, max_positions: int) -> Optimized:
         ("fold constants", simplify),
         ("infer shapes", infer_shapes),
         ("fold weights", fold_weights),
-        ("in-line attention", recognize_attention),
+        ("in-line attention", lambda m: recognize_attention(m, context=max_positions)),
         ("absorb masks", absorb_masks),
         ("drop batch dimension", to_token_major),
         ("remove no-ops", remove_no_ops),

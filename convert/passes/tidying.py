@@ -51,6 +51,11 @@ def _merge_reshapes(graph: ir.Graph) -> None:
         if str(list(source.shape)) == str(list(output.shape or [])) and not output.is_graph_output():
             output.replace_all_uses_with(source)
         elif source is not node.inputs[0]:
-            new = edit.node("Reshape", [source, edit.constant(shape)], shape=list(output.shape or []), stem="reshape")
-            new.outputs[0].dtype = output.dtype
+            new = edit.node(
+                "Reshape",
+                [source, edit.constant(shape)],
+                shape=list(output.shape or []),
+                dtype=output.dtype,
+                stem="reshape",
+            )
             edit.substitute(output, edit.before(node, new))

@@ -15,14 +15,9 @@ from typing import NoReturn
 import onnx_ir as ir
 
 from inferencex.convert.passes.editing import Editor, attribute, constant_of, dims, drop_dead, ints_of, is_weight, rank
+from inferencex.convert.passes.elementwise import ELEMENTWISE
 from inferencex.formats.errors import CaptureError
 
-_ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu",
-    "Greater", "GreaterOrEqual", "HardSwish", "HardSigmoid", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max",
-    "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
-    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor", "BitwiseNot", "BitwiseAnd", "BitwiseOr", "PRelu", "Mish", "Selu",
-}  # fmt: skip
 _AXIS_ATTRIBUTE = {
     "ArgMax", "ArgMin", "Concat", "GatherElements", "LayerNormalization", "LogSoftmax", "RMSNormalization",
     "ScatterElements", "Softmax", "Split", "TopK",
@@ -58,7 +53,9 @@ class _TokenMajor:
             self._squeeze_outputs(node)
         for value in self.graph.outputs:
             if value not in self.dropped:
-                raise CaptureError(f"output {value.name} has shape {value.shape}: its batch dimension could not be removed")
+                raise CaptureError(
+                    f"output {value.name} has shape {value.shape}: its batch dimension could not be removed"
+                )
         drop_dead(self.graph)
 
     # --- what is known about values ------------------------------------------------------------------------
@@ -91,8 +88,13 @@ class _TokenMajor:
         if array is not None:
             return self.edit.constant(array[0])
         assert value.shape is not None
-        squeezed = self.edit.node("Squeeze", [value, self.edit.constant([0])], shape=list(value.shape)[1:], stem=str(value.name))
-        squeezed.outputs[0].dtype = value.dtype
+        squeezed = self.edit.node(
+            "Squeeze",
+            [value, self.edit.constant([0])],
+            shape=list(value.shape)[1:],
+            dtype=value.dtype,
+            stem=str(value.name),
+        )
         return self.edit.before(node, squeezed)
 
     def _squeeze_outputs(self, node: ir.Node) -> None:
@@ -100,13 +102,20 @@ class _TokenMajor:
         if node.graph is None:
             return
         for output in node.outputs:
-            if output in self.dropped or not output.uses() and not output.is_graph_output() or not self._batched(output):
+            if (
+                output in self.dropped
+                or (not output.uses() and not output.is_graph_output())
+                or not self._batched(output)
+            ):
                 continue
             assert output.shape is not None
             squeeze = self.edit.node(
-                "Squeeze", [output, self.edit.constant([0])], shape=list(output.shape)[1:], stem=str(output.name)
+                "Squeeze",
+                [output, self.edit.constant([0])],
+                shape=list(output.shape)[1:],
+                dtype=output.dtype,
+                stem=str(output.name),
             )
-            squeeze.outputs[0].dtype = output.dtype
             new = self.edit.after(node, squeeze)
             output.replace_all_uses_with(new, replace_graph_outputs=True)
             squeeze.replace_input_with(0, output)
@@ -125,7 +134,7 @@ class _TokenMajor:
             return
         if node.domain != "":
             self._custom(node)
-        elif node.op_type in _ELEMENTWISE:
+        elif node.op_type in ELEMENTWISE:
             self._elementwise(node)
         elif node.op_type in _AXIS_ATTRIBUTE or node.op_type in _AXES_INPUT:
             self._along_axis(node)
@@ -235,11 +244,14 @@ class _TokenMajor:
         a, b = node.inputs
         assert a is not None and b is not None
         output = node.outputs[0]
-        if -1 in self._token_axes(a) or -2 in self._token_axes(b):
-            raise CaptureError(f"MatMul ({output.name}) contracts over the tokens of a sequence")
         if a in self.dropped and self._full_rank(b) == 2 and self._full_rank(a) >= 3 and b not in self.dropped:
             self._drop(output)
             return
+        if -1 in self._token_axes(a) or -2 in self._token_axes(b):
+            raise CaptureError(
+                f"MatMul ({output.name}) adds up over the tokens of a sequence: attention computed in a way that was "
+                "not recognized, or a layer with recurrent state"
+            )
         if self._full_rank(a) == self._full_rank(b) >= 3 and self._shape_of(output)[0] == 1:
             for index, value in enumerate((a, b)):
                 if value not in self.dropped:
@@ -277,15 +289,16 @@ class _TokenMajor:
         data, output = node.inputs[0], node.outputs[0]
         assert data is not None
         before, after = self._full_dims(data), self._shape_of(output)
-        before = [1] * (len(after) - len(before)) + before
+        before = [*[1] * (len(after) - len(before)), *before]
         target = [1 if str(b) == str(a) else a for b, a in zip(before, after, strict=True)]
-        if data not in self.dropped or not all(isinstance(d, int) for d in target) or after[0] != 1:
+        sizes = [d for d in target if isinstance(d, int)]
+        if data not in self.dropped or len(sizes) < len(target) or after[0] != 1:
             self._wrap(node)
             return
-        if all(d == 1 for d in target) and self._full_rank(data) == len(after):
+        if all(d == 1 for d in sizes) and self._full_rank(data) == len(after):
             output.replace_all_uses_with(data, replace_graph_outputs=True)
             return
-        node.replace_input_with(1, self.edit.constant([int(d) for d in target[1:]]))  # type: ignore[call-overload]
+        node.replace_input_with(1, self.edit.constant(sizes[1:]))
         self._drop(output)
 
     def _reshape(self, node: ir.Node) -> None:
@@ -303,8 +316,13 @@ class _TokenMajor:
             if not drops or output in self.dropped:
                 self._forward(output, data)
             return
-        reshape = self.edit.node("Reshape", [data, self.edit.constant(wanted)], shape=list(output.shape or []), stem="reshape")
-        reshape.outputs[0].dtype = output.dtype
+        reshape = self.edit.node(
+            "Reshape",
+            [data, self.edit.constant(wanted)],
+            shape=list(output.shape or []),
+            dtype=output.dtype,
+            stem="reshape",
+        )
         new = self.edit.before(node, reshape)
         if output in self.dropped:
             self.dropped.add(new)
@@ -315,8 +333,7 @@ class _TokenMajor:
         if (output in self.dropped) == (data in self.dropped):
             output.replace_all_uses_with(data, replace_graph_outputs=True)
             return
-        same = self.edit.node("Identity", [data], shape=list(output.shape or []), stem="reshape")
-        same.outputs[0].dtype = output.dtype
+        same = self.edit.node("Identity", [data], shape=list(output.shape or []), dtype=output.dtype, stem="reshape")
         producer = output.producer()
         assert producer is not None
         new = self.edit.before(producer, same)
@@ -330,9 +347,12 @@ class _TokenMajor:
             if value is not None and value in self.dropped:
                 assert value.shape is not None
                 unsqueeze = self.edit.node(
-                    "Unsqueeze", [value, self.edit.constant([0])], shape=[1, *value.shape], stem=str(value.name)
+                    "Unsqueeze",
+                    [value, self.edit.constant([0])],
+                    shape=[1, *value.shape],
+                    dtype=value.dtype,
+                    stem=str(value.name),
                 )
-                unsqueeze.outputs[0].dtype = value.dtype
                 node.replace_input_with(index, self.edit.before(node, unsqueeze))
 
 

@@ -14,13 +14,25 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from inferencex.convert.passes.editing import WEIGHT, constant_of, drop_dead
+from inferencex.convert.passes.editing import WEIGHT, constant_of, drop_dead, static_dims
 from inferencex.runtime.backends.reference import interpreter
 
 Loader = Callable[[str], Tensor]
 
 # These move numbers and never change them, so the stored dtype survives.
-_MOVES = {"Transpose", "Reshape", "Slice", "Concat", "Split", "Squeeze", "Unsqueeze", "Identity", "Gather", "Expand", "Flatten"}
+_MOVES = {
+    "Transpose",
+    "Reshape",
+    "Slice",
+    "Concat",
+    "Split",
+    "Squeeze",
+    "Unsqueeze",
+    "Identity",
+    "Gather",
+    "Expand",
+    "Flatten",
+}
 
 _INTEGERS = {torch.bool: ir.DataType.BOOL, torch.int64: ir.DataType.INT64, torch.int32: ir.DataType.INT32}
 
@@ -146,12 +158,12 @@ def _tensor(value: ir.Value) -> Any:
 
 def _on_meta(node: ir.Node) -> list[Tensor] | None:
     """Find the shapes and dtypes of a node's outputs by running it on meta tensors; None when it cannot be."""
-    inputs = []
+    inputs: list[Tensor | None] = []
     for value in node.inputs:
         if value is not None and WEIGHT in value.meta:
-            assert value.shape is not None and value.dtype is not None
+            assert value.dtype is not None
             dtype = next((d for d, kind in _INTEGERS.items() if kind == value.dtype), torch.float32)
-            inputs.append(torch.empty([int(d) for d in value.shape], device="meta", dtype=dtype))
+            inputs.append(torch.empty(static_dims(value), device="meta", dtype=dtype))
         else:
             inputs.append(None if value is None else interpreter.to_tensor(_tensor(value)))
     try:

@@ -92,8 +92,8 @@ class AttentionState:
         sinks = inputs[3] if len(inputs) > 3 else None
         slopes = inputs[4] if len(inputs) > 4 else None
         heads, kv_heads, layer = attributes["num_heads"], attributes["num_kv_heads"], attributes["layer"]
-        q = q.unflatten(-1, (heads, -1))
-        k, v = k.unflatten(-1, (kv_heads, -1)), v.unflatten(-1, (kv_heads, -1))
+        q = torch.unflatten(q, -1, (heads, -1))
+        k, v = torch.unflatten(k, -1, (kv_heads, -1)), torch.unflatten(v, -1, (kv_heads, -1))
         if layer not in self.layers:
             self.layers[layer] = PagedKV.allocate(self.num_blocks, self.block_size, kv_heads, k.shape[-1], v.shape[-1])
         pages = self.layers[layer]

@@ -37,7 +37,9 @@ def compile_bundle(bundle: Bundle, options: BackendOptions, *, keep_weights: boo
     facts = bundle.manifest.architecture
     max_model_len, independent = facts.get("max_model_len"), facts.get("length_independent_up_to")
     if not isinstance(max_model_len, int) or max_model_len < 1:
-        raise BundleError(f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number")
+        raise BundleError(
+            f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number"
+        )
     if keep_weights is None:
         elements = sum(_elements(stored.shape) for stored in bundle.stored.values())
         keep_weights = 4 * elements <= _KEPT_WEIGHTS_BYTES

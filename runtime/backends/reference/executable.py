@@ -19,14 +19,22 @@ from inferencex.runtime.backends.reference.attention import AttentionState
 _STEP_INPUTS = {"token_ids", "positions", "logit_rows", "prompt_lengths"}
 
 
+def _width(value: ir.Value | None) -> int:
+    """Return the last dimension of a value. Raises BackendError when the graph does not fix it."""
+    shape = None if value is None else value.shape
+    width = shape[-1] if shape else None
+    if not isinstance(width, int):
+        raise BackendError(f"value {value and value.name!r} has shape {shape}; expected an integer as last dimension")
+    return width
+
+
 def kv_bytes_per_token(graph: ir.Graph) -> tuple[int, int]:
     """Return the number of layers that keep keys and values, and their bytes per token in float32."""
     layers: dict[int, int] = {}
     for node in graph:
         if node.domain == DOMAIN and node.op_type == "Attention":
             k, v = node.inputs[1], node.inputs[2]
-            assert k is not None and v is not None and k.shape is not None and v.shape is not None
-            layers[int(node.attributes["layer"].value)] = 4 * (int(k.shape[-1]) + int(v.shape[-1]))
+            layers[int(node.attributes["layer"].value)] = 4 * (_width(k) + _width(v))
     return len(layers), sum(layers.values())
 
 
@@ -55,11 +63,8 @@ class ReferenceExecutable:
         self._weights: dict[str, Tensor] = {}
         self._last_use = self._liveness()
         (logits,) = graph.outputs
-        assert logits.shape is not None
         layers, per_token = kv_bytes_per_token(graph)
-        self.facts = ModelFacts(
-            int(logits.shape[-1]), max_model_len, layers, per_token, length_independent_up_to
-        )
+        self.facts = ModelFacts(_width(logits), max_model_len, layers, per_token, length_independent_up_to)
         self.num_blocks, self.block_size = options.blocks_for(self.facts), options.block_size
         self._state = AttentionState(self.num_blocks, self.block_size)
         self._logits = str(logits.name)
@@ -118,7 +123,9 @@ class ReferenceExecutable:
             for value in self._graph.inputs:
                 name = str(value.name)
                 if name not in _STEP_INPUTS:
-                    raise BackendError(f"the graph has an unknown input {name!r}; expected {', '.join(sorted(_STEP_INPUTS))}")
+                    raise BackendError(
+                        f"the graph has an unknown input {name!r}; expected {', '.join(sorted(_STEP_INPUTS))}"
+                    )
                 environment[name] = torch.from_numpy(np.asarray(getattr(batch, name), dtype=np.int64))
             for node, ended in zip(self._nodes, self._last_use, strict=True):
                 if str(node.outputs[0].name) in self._static:

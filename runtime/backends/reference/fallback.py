@@ -24,12 +24,17 @@ def run(node: ir.Node, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
     graph = onnx.helper.make_graph(
         [proto],
         "node",
-        [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()],
+        [
+            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in feeds.items()
+        ],
         [onnx.helper.make_empty_tensor_value_info(n) for n in outputs],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)])
     try:
         results = ReferenceEvaluator(model).run(None, feeds)
     except (NotImplementedError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise BackendError(f"operator {node.domain or 'ai.onnx'}::{node.op_type} cannot be executed: {error}") from error
+        raise BackendError(
+            f"operator {node.domain or 'ai.onnx'}::{node.op_type} cannot be executed: {error}"
+        ) from error
     return tuple(torch.from_numpy(np.asarray(result)) for result in results)

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferencex.formats.dialect.schemas import DOMAIN
-from inferencex.runtime.backends.reference.operators import operator
+from inferencex.runtime.backends.reference.registry import Registry
+
+OPERATORS = Registry()
 
 
 def activate(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
@@ -28,8 +30,10 @@ def activate(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
     raise ValueError(f"unknown activation {activation!r}")
 
 
-@operator("GatedActivation", DOMAIN)
-def gated_activation(x: Tensor, activation: str, layout: str = "concat", alpha: float = 1.0, limit: float = 0.0) -> Tensor:
+@OPERATORS.operator("GatedActivation", DOMAIN)
+def gated_activation(
+    x: Tensor, activation: str, layout: str = "concat", alpha: float = 1.0, limit: float = 0.0
+) -> Tensor:
     """`[T, 2F]` -> `[T, F]`."""
     gate, up = (x[..., 0::2], x[..., 1::2]) if layout == "interleaved" else x.chunk(2, dim=-1)
     if activation == "swiglu_clamped":
@@ -38,14 +42,14 @@ def gated_activation(x: Tensor, activation: str, layout: str = "concat", alpha: 
     return activate(gate, activation) * up
 
 
-@operator("AddRMSNormalization", DOMAIN)
+@OPERATORS.operator("AddRMSNormalization", DOMAIN)
 def add_rms_norm(x: Tensor, residual: Tensor, scale: Tensor, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
     """Return the normalized sum and the sum."""
     total = x + residual
     return total * torch.rsqrt(torch.mean(total * total, -1, True) + epsilon) * scale, total
 
 
-@operator("AddLayerNormalization", DOMAIN)
+@OPERATORS.operator("AddLayerNormalization", DOMAIN)
 def add_layer_norm(
     x: Tensor, residual: Tensor, scale: Tensor, bias: Tensor | None = None, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
@@ -54,18 +58,18 @@ def add_layer_norm(
     return F.layer_norm(total, total.shape[-1:], scale, bias, epsilon), total
 
 
-@operator("ExpertLinear", DOMAIN)
+@OPERATORS.operator("ExpertLinear", DOMAIN)
 def expert_linear(x: Tensor, expert_ids: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply to each row the linear layer of its expert."""
     y = x.new_zeros((x.shape[0], weight.shape[1]))
-    for expert in expert_ids.unique().tolist():
+    for expert in torch.unique(expert_ids).tolist():
         rows = (expert_ids == expert).nonzero()[:, 0]
         part = x[rows] @ weight[expert].to(torch.float32).T
         y[rows] = part if bias is None else part + bias[expert]
     return y
 
 
-@operator("Experts", DOMAIN)
+@OPERATORS.operator("Experts", DOMAIN)
 def experts(
     x: Tensor,
     top_k_index: Tensor,

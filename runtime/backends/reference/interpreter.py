@@ -13,13 +13,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from inferencex.runtime.backends.reference import fallback, fused
+from inferencex.runtime.backends.reference import fallback
 from inferencex.runtime.backends.reference.operators import OPERATORS
 
 Handler = Callable[[ir.Node, list[Tensor | None], dict[str, Any]], Any]
 Environment = MutableMapping[str, Tensor]
-
-assert fused  # importing it registers its operators
 
 
 def to_tensor(value: ir.TensorProtocol) -> Tensor:

@@ -54,6 +54,7 @@ REFUSED: dict[str, MaskFunction] = {
     "sink tokens": lambda b, h, q, k: (k <= q) & ((q - k < 16) | (k < 4)),
     "window and chunk": lambda b, h, q, k: (k <= q) & (q // 64 == k // 64) & (q - k < 8),
     "dilated": lambda b, h, q, k: (k <= q) & ((q - k) % 2 == 0),
+    "one hole": lambda b, h, q, k: (k <= q) & ~((q == 50) & (k == 20)),
     "one token ahead": lambda b, h, q, k: k <= q + 1,
     "window ahead": lambda b, h, q, k: (q - k).abs() < 8,
 }

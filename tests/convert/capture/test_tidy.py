@@ -79,6 +79,15 @@ def test_ranges_and_counts_of_other_things_stay() -> None:
     torch.testing.assert_close(_run(program, x, torch.zeros(1, 9, dtype=torch.int64)), function(x, x))
 
 
+def test_a_count_of_what_the_tokens_say_is_no_position() -> None:
+    def function(x: Tensor, positions: Tensor) -> Tensor:
+        return x + torch.cumsum((x.mean(-1) > 0).to(torch.int64), 1)[..., None]
+
+    program = _export(function)
+    x = torch.randn(1, 9, 6)
+    torch.testing.assert_close(_run(program, x, torch.arange(9)[None]), function(x, x))
+
+
 def test_a_range_that_starts_later_is_no_position() -> None:
     def function(x: Tensor, positions: Tensor) -> Tensor:
         return x + torch.arange(1, x.shape[1] + 1)[None, :, None]
@@ -129,7 +138,9 @@ def test_shapes_of_views_are_integers() -> None:
 
 
 def test_an_output_that_is_a_copy_survives() -> None:
-    program = _export(lambda x, p: (x * 2).contiguous())
+    program = _export(lambda x, p: (x * 2).clone())
+    (result,) = next(iter(reversed(program.graph.nodes))).args[0]
+    assert tuple(program.graph_signature.user_outputs) == (result.name,)
     x = torch.randn(1, 9, 6)
     torch.testing.assert_close(_run(program, x, torch.arange(9)[None]), x * 2)
 

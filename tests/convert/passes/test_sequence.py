@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import pytest
 
@@ -38,8 +40,8 @@ def test_missing_shapes_are_filled_in(op_type: str) -> None:
     b = Builder()
     x = b.input("x", ["tokens", 4])
     inputs = [x, b.constant(b.random(4, 4))] if op_type == "MatMul" else [x]
-    attributes = {"Transpose": {"perm": [1, 0]}, "Cast": {"to": ir.DataType.INT64}}.get(op_type, {})
-    y = b.node(op_type, *inputs, **attributes)
+    known: dict[str, dict[str, Any]] = {"Transpose": {"perm": [1, 0]}, "Cast": {"to": ir.DataType.INT64}}
+    y = b.node(op_type, *inputs, **known.get(op_type, {}))
     b.graph.outputs.append(y)
     infer_shapes(ir.Model(b.graph, ir_version=11))
     assert str(y.shape) == ("[4,tokens]" if op_type == "Transpose" else "[tokens,4]")
