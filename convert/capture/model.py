@@ -48,9 +48,13 @@ def _build(
     config: transformers.PreTrainedConfig, attention: str, trust_remote_code: bool
 ) -> transformers.PreTrainedModel:
     build: Callable[..., transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_config
+    config = copy.deepcopy(config)  # transformers writes the names of the implementations into it
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            part.use_cache = False
     with init_empty_weights(include_buffers=False):
         return build(
-            copy.deepcopy(config),  # transformers writes the names of the implementations into it
+            config,
             attn_implementation=attention,
             experts_implementation=routes.NAME,
             trust_remote_code=trust_remote_code,

@@ -23,6 +23,13 @@ from inferencex.formats.errors import CaptureError
 
 NAME = "inferencex"
 UNKNOWN_MASK = (-1, -1)
+
+# Arguments that models pass along and that change nothing here: of training, of caches, of packed batches.
+_NO_EFFECT = {
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cu_seqlens", "deterministic", "dropout", "is_causal", "layer_type",
+    "logits_to_keep", "max_length_k", "max_length_q", "output_attentions", "output_hidden_states", "output_router_logits",
+    "position_ids", "return_dict", "use_cache", "is_first_iteration", "labels", "token_type_ids", "input_ids",
+}  # fmt: skip
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -46,9 +53,19 @@ def attention_route(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **ignored: Any,
+    sinks: Tensor | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Serve as an attention implementation: `query [1, H, T, Dk]`, `key`/`value [1, G, T, D]` -> `[1, T, H, Dv]`."""
+    """Serve as an attention implementation: `query [1, H, T, Dk]`, `key`/`value [1, G, T, D]` -> `[1, T, H, Dv]`.
+
+    Raises CaptureError for an argument that would change what attention computes and has no form in the IR.
+    """
+    unknown = [name for name, given in others.items() if name not in _NO_EFFECT and given is not None]
+    if unknown:
+        raise CaptureError(
+            f"{type(module).__name__} gives attention the arguments {', '.join(sorted(unknown))}, which have no form in the "
+            "IR (sparse attention, position biases)"
+        )
     if not getattr(module, "is_causal", True):
         raise CaptureError(f"{type(module).__name__} attends in both directions; only causal attention is supported")
     _, num_heads, tokens, head_dim = query.shape
@@ -59,7 +76,7 @@ def attention_route(
         key.transpose(1, 2).reshape(1, tokens, num_kv_heads * head_dim),
         value.transpose(1, 2).reshape(1, tokens, num_kv_heads * value_dim),
         attention_mask,
-        s_aux,
+        s_aux if sinks is None else sinks,
         num_heads,
         num_kv_heads,
         float(scaling) if scaling is not None else head_dim**-0.5,

@@ -17,6 +17,7 @@ from onnx.defs import OpSchema
 from onnxscript import opset23 as op
 from onnxscript import values
 from onnxscript.function_libs.torch_lib.ops.core import aten_index as _torchlib_index
+from onnxscript.function_libs.torch_lib.ops.core import aten_slice_scatter as _torchlib_slice_scatter
 
 from inferencex.formats.dialect import schemas
 
@@ -119,6 +120,20 @@ def slice_tensor(x: Any, dim: int = 0, start: Any = None, end: Any = None, step:
     return op.Slice(x, starts, ends, _ints([dim]), _ints([step]))
 
 
+def slice_scatter(x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Translate the assignment to a slice of one axis: what lies before it, the new values, what lies after."""
+    size = x.shape[dim]
+    if step != 1 or not isinstance(size, int) or not all(b is None or isinstance(b, int) for b in (start, end)):
+        return _torchlib_slice_scatter(x, src, dim, start, end, step)
+    first, last, _ = slice(start, end).indices(size)
+    parts = [
+        op.Slice(x, _ints([a]), _ints([b]), _ints([dim])) for a, b in ((0, first), (last, size)) if a < b
+    ]
+    place = 1 if first > 0 else 0
+    parts.insert(place, src)
+    return op.Concat(*parts, axis=dim) if len(parts) > 1 else op.Identity(src)
+
+
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Translate a concatenation."""
     return op.Concat(*tensors, axis=dim)
@@ -153,6 +168,7 @@ def table() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.view.default: view,
         aten.reshape.default: view,
         aten.slice.Tensor: slice_tensor,
+        aten.slice_scatter.default: slice_scatter,
         aten.cat.default: cat,
         aten.unsqueeze.default: unsqueeze,
         aten.index_select.default: index_select,

@@ -7,6 +7,7 @@ evaluated for a short sequence and must amount to a causal mask, plus for each h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,16 +175,35 @@ def _bias(score: _Score, positional: _Positional, heads: int) -> Tensor | None:
     return total.masked_fill(total < _HIDDEN, float("-inf"))
 
 
-def _describe(score: _Score, bias: Tensor) -> tuple[int, int, Tensor | None] | None:
-    """Describe a bias as `(window, chunk, slopes [H] or None)`, or None when it is something else."""
-    window = chunk = 0
+def _reach(score: _Score, positional: _Positional) -> int | None:
+    """Count the keys that the last query sees, opaque masks aside; None when that depends on more than positions."""
+    hidden = torch.zeros(positional.tokens, dtype=torch.bool)
+    rows: list[tuple[ir.Value, Callable[[Tensor], Tensor]]] = []
+    for addend, factor in score.addends:
+        if mask_of(addend) is None:
+            rows.append((addend, lambda row, factor=factor: row * factor < _HIDDEN))
+    for condition, keeps_if_true in score.chosen:
+        rows.append((condition, lambda row, keeps=keeps_if_true: row.to(torch.bool) != keeps))
+    rows += [(factor_value, lambda row: row == 0) for factor_value in score.factors]
+    for value, hides in rows:
+        table = positional.evaluate(value)
+        if table is None:
+            return None
+        hidden |= hides(table.reshape((-1, *table.shape[-2:]))[0, -1]).expand(positional.tokens)
+    return positional.tokens - int(hidden.sum())
+
+
+def _describe(score: _Score, bias: Tensor, own_window: int) -> tuple[int, int, Tensor | None] | None:
+    """Describe a bias as `(window, chunk, slopes [H] or None)`, or None when it is something else.
+
+    `own_window` is the window of a mask that the model spells out, 0 for none.
+    """
+    window, chunk = own_window, 0
     for addend, _ in score.addends:
         mask = mask_of(addend)
         if mask is not None:
             window, chunk = int(attribute(mask, "window")), int(attribute(mask, "chunk"))
     tokens = bias.shape[-1]
-    if not window and not chunk:  # hidden by a table of the model's own: the last row shows how far it reaches
-        window = int(torch.isfinite(bias[0, -1]).sum()) % tokens
     visible = ops.visible(torch.arange(tokens), max(window, 0), max(chunk, 0))
     if not torch.equal(torch.isfinite(bias), visible.expand_as(bias)):
         return None
@@ -204,6 +224,7 @@ class _Rewriter:
         self.context = context
         self.edit = Editor(model.graph)
         self.positional = _Positional(model.graph, _PROBE_TOKENS)
+        self.far = _Positional(model.graph, min(max(context, 1), _LARGEST_TABLE))  # windows may be wide
         self.count = 0
 
     def run(self) -> int:
@@ -228,9 +249,10 @@ class _Rewriter:
             return
         heads = self._heads(q) or 1
         bias = _bias(score, self.positional, heads)
-        if bias is not None and (score.chosen or score.factors) and self.context > _PROBE_TOKENS:
-            bias = _bias(score, _Positional(self.graph, min(self.context, _LARGEST_TABLE)), heads)
-        found = None if bias is None else _describe(score, bias)
+        reach = _reach(score, self.far) if bias is not None else None
+        if bias is None or reach is None:
+            return
+        found = _describe(score, bias, reach if reach < self.far.tokens else 0)
         if found is None:
             return
         window, chunk, slopes = found

@@ -120,7 +120,7 @@ def test_what_is_not_causal_softmax_attention_is_refused(bias: str) -> None:
         optimize(record(Inline(bias)), max_positions=MAX_POSITIONS)
 
 
-@pytest.mark.parametrize("bias", ["where", "masked fill"])
+@pytest.mark.parametrize("bias", ["where", "masked fill", "mask"])
 @pytest.mark.parametrize("window", [5, 50])
 def test_a_window_that_is_spelled_out_is_read(bias: str, window: int) -> None:
     assert _attributes(Inline(bias, window=window))["window"] == window
