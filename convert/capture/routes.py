@@ -26,9 +26,10 @@ UNKNOWN_MASK = (-1, -1)
 
 # Arguments that models pass along and that change nothing here: of training, of caches, of packed batches.
 _NO_EFFECT = {
-    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cu_seqlens", "deterministic", "dropout", "is_causal", "layer_type",
-    "logits_to_keep", "max_length_k", "max_length_q", "output_attentions", "output_hidden_states", "output_router_logits",
-    "position_ids", "return_dict", "use_cache", "is_first_iteration", "labels", "token_type_ids", "input_ids",
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cu_seqlens", "deterministic", "dropout", "is_causal",
+    "layer_type", "logits_to_keep", "max_length_k", "max_length_q", "output_attentions", "output_hidden_states",
+    "output_router_logits", "position_ids", "return_dict", "use_cache", "is_first_iteration", "labels",
+    "token_type_ids", "input_ids",
 }  # fmt: skip
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -63,8 +64,8 @@ def attention_route(
     unknown = [name for name, given in others.items() if name not in _NO_EFFECT and given is not None]
     if unknown:
         raise CaptureError(
-            f"{type(module).__name__} gives attention the arguments {', '.join(sorted(unknown))}, which have no form in the "
-            "IR (sparse attention, position biases)"
+            f"{type(module).__name__} gives attention the arguments {', '.join(sorted(unknown))}, which have no form "
+            "in the IR (sparse attention, position biases)"
         )
     if not getattr(module, "is_causal", True):
         raise CaptureError(f"{type(module).__name__} attends in both directions; only causal attention is supported")

@@ -126,9 +126,7 @@ def slice_scatter(x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = 
     if step != 1 or not isinstance(size, int) or not all(b is None or isinstance(b, int) for b in (start, end)):
         return _torchlib_slice_scatter(x, src, dim, start, end, step)
     first, last, _ = slice(start, end).indices(size)
-    parts = [
-        op.Slice(x, _ints([a]), _ints([b]), _ints([dim])) for a, b in ((0, first), (last, size)) if a < b
-    ]
+    parts = [op.Slice(x, _ints([a]), _ints([b]), _ints([dim])) for a, b in ((0, first), (last, size)) if a < b]
     place = 1 if first > 0 else 0
     parts.insert(place, src)
     return op.Concat(*parts, axis=dim) if len(parts) > 1 else op.Identity(src)

@@ -175,15 +175,23 @@ def _bias(score: _Score, positional: _Positional, heads: int) -> Tensor | None:
     return total.masked_fill(total < _HIDDEN, float("-inf"))
 
 
+def _hidden_by_addend(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda row: row * factor < _HIDDEN
+
+
+def _hidden_by_choice(keeps_if_true: bool) -> Callable[[Tensor], Tensor]:
+    return lambda row: row.to(torch.bool) != keeps_if_true
+
+
 def _reach(score: _Score, positional: _Positional) -> int | None:
     """Count the keys that the last query sees, opaque masks aside; None when that depends on more than positions."""
     hidden = torch.zeros(positional.tokens, dtype=torch.bool)
     rows: list[tuple[ir.Value, Callable[[Tensor], Tensor]]] = []
     for addend, factor in score.addends:
         if mask_of(addend) is None:
-            rows.append((addend, lambda row, factor=factor: row * factor < _HIDDEN))
+            rows.append((addend, _hidden_by_addend(factor)))
     for condition, keeps_if_true in score.chosen:
-        rows.append((condition, lambda row, keeps=keeps_if_true: row.to(torch.bool) != keeps))
+        rows.append((condition, _hidden_by_choice(keeps_if_true)))
     rows += [(factor_value, lambda row: row == 0) for factor_value in score.factors]
     for value, hides in rows:
         table = positional.evaluate(value)
