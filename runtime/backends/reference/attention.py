@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ class PagedKV:
 
     @classmethod
     def allocate(cls, num_blocks: int, block_size: int, heads: int, key_dim: int, value_dim: int) -> PagedKV:
-        """Reserve the pages; what they hold is undefined until written."""
+        """Reserve the pages; what they hold is undefined, and takes no memory, until written."""
         return cls(
-            torch.zeros(num_blocks, block_size, heads, key_dim), torch.zeros(num_blocks, block_size, heads, value_dim)
+            torch.empty(num_blocks, block_size, heads, key_dim), torch.empty(num_blocks, block_size, heads, value_dim)
         )
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -40,6 +41,16 @@ def slots_of(batch: StepBatch, sequence: int, block_size: int) -> Tensor:
     positions = torch.arange(int(batch.context_lengths[sequence]))
     blocks = torch.from_numpy(batch.block_tables[sequence]).to(torch.int64)
     return blocks[positions // block_size] * block_size + positions % block_size
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The new tokens of one sequence: rows `start:stop` of the step, their `positions`, and the sequence's slots."""
+
+    start: int
+    stop: int
+    positions: Tensor
+    slots: Tensor
 
 
 def attend(
@@ -84,8 +95,17 @@ class AttentionState:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.layers: dict[int, PagedKV] = {}
+        self._chunks: list[_Chunk] = []
 
-    def run(self, batch: StepBatch, inputs: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
+    def begin(self, batch: StepBatch) -> None:
+        """Take in the step that the following calls of `run` belong to; what all layers share is computed here."""
+        positions = torch.from_numpy(batch.positions).to(torch.int64)
+        self._chunks = [
+            _Chunk(start, stop, positions[start:stop], slots_of(batch, sequence, self.block_size))
+            for sequence, (start, stop) in enumerate(pairwise(batch.sequence_offsets.tolist()))
+        ]
+
+    def run(self, inputs: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
         """Execute one `Attention` node: `q [T, H * Dk]`, `k [T, G * Dk]`, `v [T, G * Dv]` -> `[T, H * Dv]`."""
         q, k, v = inputs[:3]
         assert q is not None and k is not None and v is not None
@@ -98,19 +118,17 @@ class AttentionState:
             self.layers[layer] = PagedKV.allocate(self.num_blocks, self.block_size, kv_heads, k.shape[-1], v.shape[-1])
         pages = self.layers[layer]
         parts = []
-        for sequence, start in enumerate(batch.sequence_offsets[:-1].tolist()):
-            stop = int(batch.sequence_offsets[sequence + 1])
-            slots = slots_of(batch, sequence, self.block_size)
+        for chunk in self._chunks:
+            start, stop, slots = chunk.start, chunk.stop, chunk.slots
             if attributes.get("writes", 1):
                 pages.write(slots[len(slots) - (stop - start) :], k[start:stop], v[start:stop])
             keys, values = pages.read(slots)
-            positions = torch.from_numpy(batch.positions[start:stop]).to(torch.int64)
             parts.append(
                 attend(
                     q[start:stop],
                     keys,
                     values,
-                    positions,
+                    chunk.positions,
                     sinks=sinks,
                     slopes=slopes,
                     scale=attributes["scale"],

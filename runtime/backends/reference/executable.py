@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.attention import AttentionState
+from inferencex.runtime.backends.reference.static_values import StaticValues
 
 _STEP_INPUTS = {"token_ids", "positions", "logit_rows", "prompt_lengths"}
 
@@ -38,6 +40,23 @@ def kv_bytes_per_token(graph: ir.Graph) -> tuple[int, int]:
     return len(layers), sum(layers.values())
 
 
+Environment = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """A node that runs in every step, with what it needs looked up once.
+
+    run:      computes its outputs from the step's values
+    outputs:  names of those
+    ended:    names of the values that nobody reads after it
+    """
+
+    run: Callable[[Environment], tuple[Tensor, ...]]
+    outputs: tuple[str, ...]
+    ended: tuple[str, ...]
+
+
 class ReferenceExecutable:
     """Executes a token-major graph of the IR dialect.
 
@@ -57,11 +76,9 @@ class ReferenceExecutable:
     ) -> None:
         graph = model.graph
         self._graph = graph
-        self._keep = keep_weights
         self._nodes = list(graph)
-        self._static = self._static_values()
-        self._weights: dict[str, Tensor] = {}
-        self._last_use = self._liveness()
+        self.static = StaticValues(graph, keep=keep_weights)
+        self._instructions = self._compile()
         (logits,) = graph.outputs
         layers, per_token = kv_bytes_per_token(graph)
         self.facts = ModelFacts(_width(logits), max_model_len, layers, per_token, length_independent_up_to)
@@ -69,14 +86,52 @@ class ReferenceExecutable:
         self._state = AttentionState(self.num_blocks, self.block_size)
         self._logits = str(logits.name)
 
-    def _static_values(self) -> dict[str, ir.Node | ir.Value]:
-        """Find what does not depend on the step: initializers, and nodes on initializers alone."""
-        static: dict[str, ir.Node | ir.Value] = {str(v.name): v for v in self._graph.initializers.values()}
-        for node in self._nodes:
-            inputs = [str(v.name) for v in node.inputs if v is not None]
-            if all(name in static for name in inputs):
-                static.update({str(v.name): node for v in node.outputs})
-        return static
+    def _compile(self) -> list[_Instruction]:
+        """Prepare the nodes that depend on the step, in order."""
+        return [
+            _Instruction(self._prepared(node), tuple(str(v.name) for v in node.outputs), tuple(ended))
+            for node, ended in zip(self._nodes, self._liveness(), strict=True)
+            if str(node.outputs[0].name) not in self.static
+        ]
+
+    def _prepared(self, node: ir.Node) -> Callable[[Environment], tuple[Tensor, ...]]:
+        """Return a function that computes a node's outputs from a step's values."""
+        large = self._prepared_large(node)
+        if large is not None:
+            return large
+        names = [None if v is None else str(v.name) for v in node.inputs]
+
+        def inputs(values: Environment) -> list[Tensor | None]:
+            return [
+                None if name is None else values[name] if name in values else self.static.get(name) for name in names
+            ]
+
+        if node.domain == DOMAIN and node.op_type == "Attention":
+            attributes = interpreter.attributes_of(node)
+            return lambda values: (self._state.run(inputs(values), attributes),)
+        run = interpreter.bind(node)
+        return lambda values: run(inputs(values))
+
+    def _prepared_large(self, node: ir.Node) -> Callable[[Environment], tuple[Tensor, ...]] | None:
+        """Do as `_prepared` for a lookup or a linear on a weight too large to be converted whole, else return None."""
+        if node.domain != "" or node.op_type not in ("Gather", "Gemm"):
+            return None
+        gathers = node.op_type == "Gather"
+        weight, data = node.inputs[:2] if gathers else reversed(node.inputs[:2])
+        if data is None or weight is None or not self.static.is_large(weight):
+            return None
+        name, bias = str(data.name), node.inputs[2] if len(node.inputs) > 2 else None
+
+        def look_up(values: Environment) -> tuple[Tensor, ...]:
+            index = values[name]
+            return (self.static.rows(str(weight.name), index.reshape(-1)).reshape((*index.shape, -1)),)
+
+        def multiply(values: Environment) -> tuple[Tensor, ...]:
+            parts = [values[name] @ block().to(torch.float32).T for block in self.static.chunks(weight)]
+            y = torch.cat(parts, dim=-1)
+            return (y if bias is None else y + self.static.get(str(bias.name)),)
+
+        return look_up if gathers else multiply
 
     def _liveness(self) -> list[list[str]]:
         """List, per node, the values that nobody reads after it."""
@@ -88,38 +143,14 @@ class ReferenceExecutable:
         kept = {str(v.name) for v in self._graph.outputs}
         ends: list[list[str]] = [[] for _ in self._nodes]
         for name, index in last.items():
-            if name not in kept and name not in self._static:
+            if name not in kept and name not in self.static:
                 ends[index].append(name)
         return ends
-
-    def _static_value(self, name: str) -> Tensor:
-        if name in self._weights:
-            return self._weights[name]
-        source = self._static[name]
-        if isinstance(source, ir.Value):
-            assert source.const_value is not None, f"initializer {name} has no value"
-            result = interpreter.to_tensor(source.const_value)
-            self_contained = not any(name in self._static_inputs(user) for user in self._static_users(source))
-        else:
-            inputs = [None if v is None else self._static_value(str(v.name)) for v in source.inputs]
-            outputs = interpreter.run_node(source, inputs)
-            result = dict(zip((str(v.name) for v in source.outputs), outputs, strict=True))[name]
-            self_contained = True
-        if self._keep and self_contained:
-            self._weights[name] = result
-        return result
-
-    def _static_users(self, value: ir.Value) -> Sequence[ir.Node]:
-        return [node for node in value.consumers() if str(node.outputs[0].name) in self._static]
-
-    @staticmethod
-    def _static_inputs(node: ir.Node) -> set[str]:
-        return {str(v.name) for v in node.inputs if v is not None}
 
     def step(self, batch: StepBatch) -> Float32Array:
         """Run one step; see `Executable.step`."""
         with torch.inference_mode():
-            environment: dict[str, Tensor] = {}
+            environment: Environment = {}
             for value in self._graph.inputs:
                 name = str(value.name)
                 if name not in _STEP_INPUTS:
@@ -127,26 +158,10 @@ class ReferenceExecutable:
                         f"the graph has an unknown input {name!r}; expected {', '.join(sorted(_STEP_INPUTS))}"
                     )
                 environment[name] = torch.from_numpy(np.asarray(getattr(batch, name), dtype=np.int64))
-            for node, ended in zip(self._nodes, self._last_use, strict=True):
-                if str(node.outputs[0].name) in self._static:
-                    continue
-                self._run(node, batch, environment)
-                for name in ended:
+            self._state.begin(batch)
+            for instruction in self._instructions:
+                environment.update(zip(instruction.outputs, instruction.run(environment), strict=False))
+                for name in instruction.ended:
                     environment.pop(name, None)
             logits: Any = environment[self._logits].to(torch.float32).numpy()
             return np.ascontiguousarray(logits)
-
-    def _run(self, node: ir.Node, batch: StepBatch, environment: dict[str, Tensor]) -> None:
-        inputs: list[Tensor | None] = []
-        for value in node.inputs:
-            if value is None:
-                inputs.append(None)
-            else:
-                name = str(value.name)
-                inputs.append(environment[name] if name in environment else self._static_value(name))
-        if node.domain == DOMAIN and node.op_type == "Attention":
-            results: tuple[Tensor, ...] = (self._state.run(batch, inputs, interpreter.attributes_of(node)),)
-        else:
-            results = interpreter.run_node(node, inputs)
-        for output, result in zip(node.outputs, results, strict=False):
-            environment[str(output.name)] = result

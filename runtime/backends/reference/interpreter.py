@@ -17,6 +17,7 @@ from inferencex.runtime.backends.reference import fallback
 from inferencex.runtime.backends.reference.operators import OPERATORS
 
 Handler = Callable[[ir.Node, list[Tensor | None], dict[str, Any]], Any]
+Bound = Callable[[list[Tensor | None]], tuple[Tensor, ...]]
 Environment = MutableMapping[str, Tensor]
 
 
@@ -58,20 +59,30 @@ def constant(node: ir.Node) -> Tensor:
     raise ValueError(f"constant {node.outputs[0].name} has unsupported attribute type {attribute.type}")
 
 
-def run_node(node: ir.Node, inputs: list[Tensor | None], special: Handler | None = None) -> tuple[Tensor, ...]:
-    """Execute one node; `special` is asked first and returns None for what it does not handle."""
-    attributes = attributes_of(node) if node.op_type != "Constant" else {}
+def bind(node: ir.Node) -> Bound:
+    """Look up a node's implementation and attributes once; the result maps inputs to outputs, any number of times."""
     if node.op_type == "Constant":
-        return (constant(node),)
-    if special is not None:
-        result = special(node, inputs, attributes)
-        if result is not None:
-            return result if isinstance(result, tuple) else (result,)
+        value = constant(node)
+        return lambda inputs: (value,)
     function = OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
     if function is None:
-        return fallback.run(node, inputs)
-    result = function(*inputs, **attributes)
-    return result if isinstance(result, tuple) else (result,)
+        return lambda inputs: fallback.run(node, inputs)
+    attributes = attributes_of(node)
+
+    def run(inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
+        result = function(*inputs, **attributes)
+        return result if isinstance(result, tuple) else (result,)
+
+    return run
+
+
+def run_node(node: ir.Node, inputs: list[Tensor | None], special: Handler | None = None) -> tuple[Tensor, ...]:
+    """Execute one node; `special` is asked first and returns None for what it does not handle."""
+    if special is not None and node.op_type != "Constant":
+        result = special(node, inputs, attributes_of(node))
+        if result is not None:
+            return result if isinstance(result, tuple) else (result,)
+    return bind(node)(inputs)
 
 
 def run_nodes(nodes: Iterable[ir.Node], environment: Environment, special: Handler | None = None) -> None:

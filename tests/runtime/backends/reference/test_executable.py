@@ -58,11 +58,30 @@ def test_weights_are_kept_or_dropped_and_the_result_is_the_same(keep: bool) -> N
     sequences = steps.random_sequences(5)
     results = [executable.step(steps.batch([(0, 0, 5)], sequences, steps.tables([5]))) for _ in range(2)]
     assert np.array_equal(results[0], results[1])
-    assert (str(weight.name) in executable._weights) == keep
+    assert executable.static.is_kept(str(weight.name)) == keep
     values = {str(v.name): v.const_value.numpy() for v in m.graph.initializers.values() if v.const_value is not None}
     scales, embedding = values[str(scale.name)], next(v for v in values.values() if len(v) == VOCAB)
     dense = np.arange(-12, 12).reshape(4, WIDTH) * np.repeat(scales, 3, axis=1)
     np.testing.assert_allclose(results[0], embedding[sequences[0]] @ dense.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [0, 3, 4])
+def test_large_weights_are_used_some_rows_at_a_time(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups and linears on weights that are not kept read row blocks, with the result of reading all at once."""
+    m = Model()
+    values = initializer(m.graph, "packed", np.arange(-60, 60, dtype=np.int8).reshape(20, WIDTH))
+    scale = m.weight(20, -(-WIDTH // groups)) if groups else m.weight(20)
+    blocks = {"axis": 1, "block_size": groups} if groups else {"axis": 0}
+    weight = m.node("DequantizeLinear", values, scale, shape=[20, WIDTH], **blocks)
+    y = m.node("Gemm", m.embed(WIDTH), weight, m.weight(20), shape=["tokens", 20], transB=1)
+    model = m.finish(y, 20)
+    sequences = steps.random_sequences(5)
+    batch = steps.batch([(0, 0, 5)], sequences, steps.tables([5]))
+    whole = steps.compiled(model, keep_weights=True).step(batch)
+    monkeypatch.setattr("inferencex.runtime.backends.reference.static_values.LARGE_ELEMENTS", 20)
+    parts = steps.compiled(model, keep_weights=False)
+    np.testing.assert_allclose(parts.step(batch), whole, rtol=1e-5, atol=1e-5)
+    assert not parts.static.is_kept(str(weight.name))
 
 
 def test_facts_are_read_off_the_graph() -> None:
