@@ -5,6 +5,7 @@ Exit statuses: 0 done, 1 failed, 2 wrong use of the command, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -53,8 +54,9 @@ def stderr_console() -> Console:
 
 
 def print_error(message: str) -> None:
-    """Print `error: message` on standard error."""
-    stderr_console().print(Text.assemble(("error:", "bold red"), " ", message))
+    """Print `error: message` on standard error, on one line even where a library's message has several."""
+    line = " ".join(part.strip() for part in message.splitlines() if part.strip())
+    stderr_console().print(Text.assemble(("error:", "bold red"), " ", line))
 
 
 def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None, extra: str | None = None) -> None:
@@ -73,12 +75,13 @@ def exit_status(app: typer.Typer, name: str, arguments: Sequence[str], extra: st
     A KeyboardInterrupt may carry a text, which is printed in the one line that reports it.
     """
     _set_debug(False)
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not end a run
     try:
         command = typer.main.get_command(app)
-        with command.make_context(name, list(arguments)) as context:
+        with command.make_context(name, list(arguments), help_option_names=["-h", "--help"]) as context:
             command.invoke(context)
         sys.stdout.flush()
         return 0
@@ -99,10 +102,26 @@ def exit_status(app: typer.Typer, name: str, arguments: Sequence[str], extra: st
         return _report("the input ended before there was an answer")
     except BrokenPipeError:
         # The reader went away; without this the interpreter would complain once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return FAILED
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _discard_output()  # what standard output still holds would be tried again while exiting
+        where = "the output" if error.filename is None else error.filename
+        return _report(f"{where}: {error.strerror or error}")
     except Exception as error:  # the last resort of the process: whatever was not foreseen
         return _report(f"unexpected {type(error).__name__}: {error}", hint=True)
+
+
+def _open_standard_streams() -> None:
+    """Give a process that was started without some of its standard streams empty ones."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def missing_package(name: str, error: ModuleNotFoundError, extra: str | None) -> str:

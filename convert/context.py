@@ -35,12 +35,14 @@ def declared_context(config: transformers.PreTrainedConfig) -> int | None:
 def context_length(config: transformers.PreTrainedConfig, asked: int | None) -> int:
     """Return `max_model_len` of a bundle: as asked, else what the config declares, within `DEFAULT_LIMIT`.
 
-    Dynamic NTK scaling reaches `factor` times the declared length. Raises OptionError for a length that is not
-    positive.
+    Dynamic NTK scaling reaches `factor` times the declared length. Raises OptionError for a length that
+    leaves no room for a prompt and an answer.
     """
     if asked is not None:
-        if asked < 1:
-            raise OptionError(f"--max-model-len {asked}: expected a positive number of tokens")
+        if asked < 2:
+            raise OptionError(
+                f"--max-model-len {asked}: expected at least 2, one token of a prompt and one of an answer"
+            )
         return asked
     declared = declared_context(config) or _FALLBACK
     for rope in _rope_parameters(config):

@@ -103,7 +103,12 @@ def _batch(parts: Sequence[tuple[Sequence[int], int]], tables: NDArray[np.int32]
 
 def check(fidelity: Fidelity, limit: float, what: str) -> None:
     """Raise FidelityError when a bundle is further from its source than its format explains."""
-    if not fidelity.mean_kl <= limit:  # NaN is no less wrong
+    if math.isnan(fidelity.mean_kl):
+        raise FidelityError(
+            f"the written bundle's logits are not finite (NaN or infinity), those of {what} are; nothing was kept. "
+            "Some weight or activation is too large for the format asked for: try another --dtype or --quantization"
+        )
+    if not fidelity.mean_kl <= limit:
         raise FidelityError(
             f"the written bundle does not compute what {what} computes: mean KL {fidelity.mean_kl:.4g} nats per token "
             f"over {fidelity.tokens} tokens, expected at most {limit:g} for this format; nothing was kept. "

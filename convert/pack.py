@@ -26,6 +26,7 @@ _IR_TYPES = {
     torch.float16: ir.DataType.FLOAT16,
     torch.bfloat16: ir.DataType.BFLOAT16,
 }
+_FLOAT16_MAX = torch.finfo(torch.float16).max
 _CHUNK_ELEMENTS = 1 << 24  # plain tensors are converted and written this many elements at a time
 
 
@@ -112,6 +113,10 @@ class WeightPacker:
         if tensor.is_floating_point():
             wanted = torch.float32 if tensor.dim() < 2 else self.dtype or tensor.dtype
             wanted = wanted if wanted in _IR_TYPES else torch.float32
+        if wanted == torch.float16 and tensor.numel() and (largest := float(tensor.abs().max())) > _FLOAT16_MAX:
+            raise QuantizationError(
+                f"{name}: the value {largest:.4g} does not fit float16 (largest {_FLOAT16_MAX:g}); use --dtype bfloat16"
+            )
         dtype = _IR_TYPES.get(
             wanted, ir.DataType.INT64 if tensor.dtype == torch.int64 else ir.DataType.from_numpy(numpy_of(tensor).dtype)
         )

@@ -29,12 +29,13 @@ from inferencex.convert.probe_text import probe_tokens
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, plan_quantization
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
+from inferencex.convert.side_files import check_side_files
 from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.convert.source.parameter import ParameterSource
 from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
-from inferencex.formats.errors import OptionError
+from inferencex.formats.errors import CaptureError, FidelityError, OptionError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -116,10 +117,11 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             seed=options.seed,
         )
         report.warnings.extend(checkpoint.warnings)
+        check_side_files(checkpoint.files)
     max_model_len = context_length(checkpoint.config, options.max_model_len)
-    with stages("capture"), _without_garbage_collection():
+    with stages("capture"), _without_garbage_collection(), _naming(options.model_id):
         captured = capture(checkpoint.config, trust_remote_code=checkpoint.trust_remote_code)
-    with stages("passes"), _without_garbage_collection():
+    with stages("passes"), _without_garbage_collection(), _naming(options.model_id):
         optimized = optimize(captured, max_positions=max_model_len)
         report.graph = optimized
     with stages("plan"):
@@ -145,7 +147,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             staged = writer.seal(_manifest(checkpoint, captured, optimized, options, max_model_len))
         if options.verify:
             with stages("verify"):
-                report.fidelity = _verify(staged, checkpoint, captured, sources, options, report)
+                report.fidelity = _verify(staged, captured, sources, options, report, max_model_len)
         report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
         report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
@@ -153,6 +155,15 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         writer.add_report(report.to_json(), report.to_markdown())
         writer.commit()
     return report
+
+
+@contextmanager
+def _naming(model_id: str) -> Iterator[None]:
+    """Say which model it is whose graph cannot be had; what looks at graphs knows only their parts."""
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(f"{model_id}: {error}") from error
 
 
 @contextmanager
@@ -273,17 +284,22 @@ def _manifest(
 
 def _verify(
     staged: Path,
-    checkpoint: Checkpoint,
     captured: Captured,
     sources: dict[str, ParameterSource],
     options: ConvertOptions,
     report: Report,
+    max_model_len: int,
 ) -> fidelity.Fidelity:
     """Read the bundle back from disk and compare it with the source; raises FidelityError when it is off."""
     table = captured.module.get_input_embeddings().weight
     assert isinstance(table, torch.Tensor)
-    token_ids = probe_tokens(staged, table.shape[0], options.verify_tokens)
+    token_ids = probe_tokens(staged, table.shape[0], min(options.verify_tokens, max_model_len))
     source = source_logits(captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
+    if not bool(torch.isfinite(source).all()):
+        raise FidelityError(
+            f"{options.model_id}: the model's own logits are not finite (NaN or infinity) before any conversion; its "
+            "weights or config.json are damaged. Nothing was kept"
+        )
     bundle = fidelity.bundle_logits(staged, token_ids)
     result = fidelity.compare_logits(source, bundle, torch.tensor(token_ids))
     fidelity.check(result, _limit(options, report), options.model_id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inferencex.formats.errors import OptionError, RequestError
+from inferencex.formats.errors import BundleError, OptionError, RequestError
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions
 from inferencex.runtime.engine.engine import Engine
@@ -21,6 +21,8 @@ from inferencex.runtime.params import SamplingParams
 from inferencex.runtime.text.chat import ChatTemplate
 from inferencex.runtime.text.side_files import read_json_object
 from inferencex.runtime.text.tokenizer import Tokenizer
+
+MAX_THREADS = 1024  # thread pools of the libraries underneath crash the process somewhere above it
 
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -59,18 +61,28 @@ class LLM:
         threads: int | None = None,
     ) -> None:
         folder = Path(bundle)
+        if not folder.is_dir():
+            raise BundleError(f"{folder}: is not a folder; a bundle is the folder that inferencex-convert writes")
         if kv_cache_memory is not None and num_kv_blocks is not None:
             raise OptionError("kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them")
-        positive = {
+        positive: dict[str, object] = {
             "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
             "kv_cache_memory": kv_cache_memory,
             "num_kv_blocks": num_kv_blocks,
             "block_size": block_size,
             "threads": threads,
         }
         for option, value in positive.items():
-            if value is not None and value < 1:
+            if value is None and option not in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise OptionError(f"{option}={value!r}; expected an integer")
+            if value < 1:
                 raise OptionError(f"{option}={value}; at least 1 is needed")
+        if threads is not None and threads > MAX_THREADS:
+            raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder, self.tokenizer)
@@ -263,12 +275,16 @@ class LLM:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise RequestError(f"the prompt is {prompts!r:.60}; expected a text, a list of token ids, or a list of these")
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(item, int) for item in listed):
         return [listed]
     for place, item in enumerate(listed):
         if not isinstance(item, str) and not (
-            isinstance(item, Sequence) and all(isinstance(token_id, int) for token_id in item)
+            isinstance(item, Sequence)
+            and not isinstance(item, bytes | bytearray)
+            and all(isinstance(token_id, int) for token_id in item)
         ):
             raise RequestError(f"prompt {place} is {item!r:.60}; expected a text or a list of token ids")
     return listed

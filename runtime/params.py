@@ -11,6 +11,8 @@ from inferencex.formats.errors import BundleError, RequestError
 
 GREEDY_TEMPERATURE = 1e-5  # at or below it the most likely token is taken, without randomness
 
+_REPETITION_PENALTIES = (1e-3, 1e3)  # beyond any use, and far from where penalized logits leave float32
+
 _MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _OFF: dict[str, float | int] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -70,7 +72,7 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _number("repetition_penalty", self.repetition_penalty, *_REPETITION_PENALTIES)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("seed", self.seed, None)

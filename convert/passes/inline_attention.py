@@ -206,13 +206,14 @@ def _describe(score: _Score, bias: Tensor, own_window: int) -> tuple[int, int, T
 
     `own_window` is the window of a mask that the model spells out, 0 for none.
     """
-    window, chunk = own_window, 0
-    for addend, _ in score.addends:
-        mask = mask_of(addend)
-        if mask is not None:
-            window, chunk = int(attribute(mask, "window")), int(attribute(mask, "chunk"))
+    masks = [mask for mask in (mask_of(addend) for addend, _ in score.addends) if mask is not None]
+    windows = [own_window, *(int(attribute(mask, "window")) for mask in masks)]
+    chunks = {int(attribute(mask, "chunk")) for mask in masks} - {0}
+    if min(windows) < 0 or len(chunks) > 1:
+        return None
+    window, chunk = min((size for size in windows if size), default=0), max(chunks, default=0)
     tokens = bias.shape[-1]
-    visible = ops.visible(torch.arange(tokens), max(window, 0), max(chunk, 0))
+    visible = ops.visible(torch.arange(tokens), window, chunk)
     if not torch.equal(torch.isfinite(bias), visible.expand_as(bias)):
         return None
     last = bias[:, -1]

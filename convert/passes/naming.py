@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import onnx_ir as ir
 
 from inferencex.convert.passes.editing import is_weight
 from inferencex.formats.dialect.schemas import DOMAIN
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 def name_values(model: ir.Model) -> None:
@@ -44,7 +47,7 @@ def name_values(model: ir.Model) -> None:
 
 
 def _name_dimensions(model: ir.Model) -> None:
-    """Call the symbolic dimensions `tokens` and `rows`."""
+    """Call the symbolic dimensions `tokens` and `rows`, within expressions too; others lose their arbitrary names."""
     graph = model.graph
     inputs = {str(v.name): v for v in graph.inputs}
     names: dict[str, str] = {}
@@ -52,7 +55,14 @@ def _name_dimensions(model: ir.Model) -> None:
         shape = inputs[source].shape
         assert shape is not None
         names[str(shape[0])] = name
-    values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
-    for value in values:
+
+    def renamed(dim: int | ir.SymbolicDim) -> int | str | None:
+        if isinstance(dim, int):
+            return dim
+        symbols = _SYMBOL.findall(str(dim))
+        known = bool(symbols) and all(symbol in names for symbol in symbols)
+        return _SYMBOL.sub(lambda match: names[match[0]], str(dim)) if known else None
+
+    for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
         if value.shape is not None:
-            value.shape = ir.Shape(d if isinstance(d, int) else names.get(str(d), str(d)) for d in value.shape)
+            value.shape = ir.Shape([renamed(dim) for dim in value.shape])

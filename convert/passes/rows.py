@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from inferencex.convert.passes.editing import Editor, attribute, drop_dead, shape_of
+from inferencex.convert.passes.editing import Editor, attribute, drop_dead, rank, shape_of
 from inferencex.convert.passes.elementwise import ELEMENTWISE
 from inferencex.formats.dialect.schemas import DOMAIN
 
@@ -37,7 +37,9 @@ def _rows(value: ir.Value | None, tokens: str) -> bool:
 
 
 def _carries_rows(node: ir.Node, value: ir.Value, tokens: str) -> bool:
-    return _rows(value, tokens) and not (node.op_type in ("Gemm", "MatMul") and node.inputs[0] is not value)
+    """Tell whether an input has the rows of the node's output; the right matrix of a plain product does not."""
+    shared = node.op_type in ("Gemm", "MatMul") and value is node.inputs[1] and rank(value) == 2
+    return _rows(value, tokens) and not shared
 
 
 def gather_rows_early(model: ir.Model) -> int:
@@ -53,7 +55,7 @@ def gather_rows_early(model: ir.Model) -> int:
     if head_input is None:
         return 0
     edit = Editor(graph)
-    picked = {head_input}
+    picked = {head_input: None}  # in the order of the graph, so that the result is the same every time
     inside: set[ir.Node] = set()
     for node in reversed(list(graph)):  # a node moves if every reader of what it computes does
         wanted = [v for v in node.outputs if v.uses() or v.is_graph_output()]
@@ -64,7 +66,7 @@ def gather_rows_early(model: ir.Model) -> int:
             v.is_graph_output() for v in wanted
         ):
             inside.add(node)
-            picked.update(v for v in node.inputs if v is not None and _carries_rows(node, v, tokens))
+            picked.update({v: None for v in node.inputs if v is not None and _carries_rows(node, v, tokens)})
     if not inside:
         return 0
     kept = shape_of(rows)[0]

@@ -16,6 +16,7 @@ from inferencex.convert.passes.linears import canonicalize_linears
 from inferencex.convert.passes.masks import absorb_masks
 from inferencex.convert.passes.naming import name_values
 from inferencex.convert.passes.norms import fuse_norms
+from inferencex.convert.passes.position_tables import check_position_tables
 from inferencex.convert.passes.projections import merge_projections
 from inferencex.convert.passes.residual import fuse_residual_norms
 from inferencex.convert.passes.rope import fuse_rope
@@ -70,6 +71,7 @@ def optimize(captured: Captured, *, max_positions: int) -> Optimized:
         ("absorb masks", absorb_masks),
         ("drop batch dimension", to_token_major),
         ("remove no-ops", remove_no_ops),
+        ("position tables", lambda m: check_position_tables(m, max_positions=max_positions)),
         ("linears", canonicalize_linears),
         ("norms", fuse_norms),
         ("gated activations", fuse_gated_activations),

@@ -170,7 +170,7 @@ def _meta(handle: TensorHandle) -> torch.Tensor:
 
 
 def _resolve(model: PreTrainedModel, checkpoint: Checkpoint, matches: _Matches) -> dict[str, ParameterSource]:
-    """Tie, then check that nothing is missing, left over, or of another shape."""
+    """Tie, then check that nothing is missing, left over, of another shape, or of integers in place of numbers."""
     expected = model.state_dict()
     sources = _with_ties(model, matches.sources, checkpoint.name)
     account = LoadStateDictInfo(
@@ -202,6 +202,13 @@ def _resolve(model: PreTrainedModel, checkpoint: Checkpoint, matches: _Matches) 
     ]
     if mismatched:
         problems.append(f"shapes differ for {_listed(mismatched)}")
+    mistyped = [
+        f"{name} ({source.dtype}, expected a floating point type)"
+        for name, source in sources.items()
+        if name in expected and expected[name].is_floating_point() and not source.dtype.is_floating_point
+    ]
+    if mistyped:
+        problems.append(f"types differ for {_listed(mistyped)}")
     if problems:
         raise SourceError(
             f"{checkpoint.name}: the tensors do not fit {type(model).__name__}: {'; '.join(problems)}. "

@@ -108,7 +108,7 @@ def parse_manifest(data: bytes) -> Manifest:
             raise BundleError(f"{MANIFEST_FILE}: tools.{_shown(name)} is {_shown(tool_version)}, expected a text")
     return Manifest(
         source=_object(document, "source"),
-        architecture=_object(document, "architecture"),
+        architecture=_architecture(_object(document, "architecture")),
         scheme=_object(document, "scheme"),
         quantization={name: _quantization(name, entry) for name, entry in _object(document, "quantization").items()},
         tools=tools,
@@ -168,6 +168,23 @@ def _quantization(name: str, entry: object) -> TensorQuantization:
     return TensorQuantization(
         entry["bits"], group_size, symmetric, tuple(shape), entry["scales"], zero_points, entry["method"]
     )
+
+
+def _architecture(entry: JsonObject) -> JsonObject:
+    """Check the entries that programs count on; others may be anything."""
+    where = f"{MANIFEST_FILE}: architecture"
+    for name, least in (("max_model_len", 1), ("parameters", 0), ("length_independent_up_to", 0)):
+        if name in entry and not (_is_int(entry[name]) and entry[name] >= least):
+            raise BundleError(f"{where}.{name} is {_shown(entry[name])}, expected a whole number of at least {least}")
+    counts = {"folded": entry.get("folded", {})}
+    operators = entry.get("operators", {})
+    if not isinstance(operators, dict):
+        raise BundleError(f"{where}.operators is {_shown(operators)}, expected an object")
+    counts |= {f"operators.{name}": value for name, value in operators.items()}
+    for name, value in counts.items():
+        if not isinstance(value, dict) or not all(_is_int(count) for count in value.values()):
+            raise BundleError(f"{where}.{name} is {_shown(value)}, expected whole numbers by name")
+    return entry
 
 
 def _file_record(name: str, entry: object) -> FileRecord:

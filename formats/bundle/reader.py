@@ -53,6 +53,10 @@ class Bundle:
             return cls._open(path, verify=verify)
         except OSError as error:
             raise BundleError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
+        except BundleError as error:
+            if str(path) in str(error):
+                raise
+            raise BundleError(f"{path}/{error}") from error  # what checks a part knows only the file's name
 
     @classmethod
     def _open(cls, path: Path, *, verify: bool) -> Self:

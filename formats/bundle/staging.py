@@ -6,11 +6,15 @@ import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from inferencex.formats.bundle.layout import MANIFEST_FILE, MAX_MANIFEST_SIZE, REPORT_FILES
 from inferencex.formats.bundle.manifest import parse_manifest
 from inferencex.formats.errors import BundleError
+
+_SHOWN_FILES = 5
 
 
 def check_destination(path: Path, *, overwrite: bool, source: Path | None = None) -> None:
@@ -28,17 +32,28 @@ def check_destination(path: Path, *, overwrite: bool, source: Path | None = None
         return
     if not path.is_dir():
         raise BundleError(f"{path}: exists and is not a folder; choose another output folder")
-    present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()}
-    if not present:
-        return
-    foreign = present - _bundle_files(path)
+    foreign = list(islice(_files_beside(path, _bundle_files(path)), _SHOWN_FILES + 1))
     if foreign:
         raise BundleError(
-            f"{path}: holds files that are not a bundle's: {', '.join(sorted(foreign)[:5])}"
-            f"{', ...' if len(foreign) > 5 else ''}; move them or choose another output folder"
+            f"{path}: holds files that are not a bundle's: {', '.join(foreign[:_SHOWN_FILES])}"
+            f"{', ...' if len(foreign) > _SHOWN_FILES else ''}; move them or choose another output folder"
         )
-    if not overwrite:
+    if not overwrite and (path / MANIFEST_FILE).exists():
         raise BundleError(f"{path}: already holds a bundle; pass --overwrite to replace it, or choose another folder")
+
+
+def _files_beside(path: Path, known: set[str]) -> Iterator[str]:
+    """Yield, folder by folder, the files under `path` that are not `known`; raises BundleError for a closed folder."""
+
+    def fail(error: OSError) -> None:
+        raise BundleError(f"{error.filename}: cannot be looked into ({error.strerror}); choose another output folder")
+
+    for folder, folders, files in os.walk(path, onerror=fail):
+        folders.sort()
+        for name in sorted(files):
+            relative = str(Path(folder, name).relative_to(path))
+            if relative not in known:
+                yield relative
 
 
 def _bundle_files(path: Path) -> set[str]:

@@ -59,6 +59,10 @@ class ModelFacts:
     length_independent_up_to: int | None = None
 
 
+MAX_SLOTS = 1 << 26
+"""Tokens of layer state that a pool may be asked to hold: far beyond any memory, and safe in int32 arithmetic."""
+
+
 @dataclass(frozen=True)
 class BackendOptions:
     """What the user may ask of any backend.
@@ -86,6 +90,12 @@ class BackendOptions:
         Without `num_blocks` the pool is no larger than `max_num_seqs` sequences of `max_model_len` can use.
         """
         if self.num_blocks is not None:
+            if self.num_blocks * self.block_size > MAX_SLOTS:
+                raise OptionError(
+                    f"num_kv_blocks={self.num_blocks} of {self.block_size} tokens are "
+                    f"{self.num_blocks * self.block_size} slots; at most {MAX_SLOTS} are possible, and each takes "
+                    f"{facts.bytes_per_token} bytes in this model"
+                )
             return self.num_blocks
         memory = DEFAULT_KV_CACHE_MEMORY if self.kv_cache_memory is None else self.kv_cache_memory
         block_bytes = self.block_size * facts.bytes_per_token

@@ -42,7 +42,7 @@ def read_input(path: Path) -> Iterator[InputLine]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
                 raise RequestError(f"{path}, line {number}: is not JSON ({error})") from error
             if not isinstance(record, dict):

@@ -110,6 +110,7 @@ def run(
     interactive = prompt is None and sys.stdin.isatty()
     prompts = prompt if prompt is not None else [] if interactive else [_standard_input()]
     llm = load(bundle, engine)
+    _check_system(llm, system)
     if interactive:
         Chat(llm, params, raw, system, stderr_console()).run()
     else:
@@ -164,6 +165,7 @@ def _batch(bundle: Path, engine: dict[str, Any], job: BatchJob, stats: bool) -> 
         if done == total:
             return
         llm = load(bundle, engine)
+        _check_system(llm, job.system)
         with BatchProgress(console, total, done) as progress:
             try:
                 failed = run_batch(llm, job, lines, done, output, progress)
@@ -175,6 +177,12 @@ def _batch(bundle: Path, engine: dict[str, Any], job: BatchJob, stats: bool) -> 
     if failed:
         console.print(f"{failed} of {total} lines could not be answered; their records say why")
         raise typer.Exit(FAILED_LINES)
+
+
+def _check_system(llm: LLM, system: str | None) -> None:
+    """Refuse a system prompt that the model has no place for."""
+    if system is not None and not llm.chat_template:
+        raise OptionError("--system is part of a chat, and this bundle has no chat template; leave it out")
 
 
 def _standard_input() -> str:

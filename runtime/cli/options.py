@@ -24,7 +24,9 @@ Prompts = Annotated[
     list[str] | None,
     _option(_INPUT, "--prompt", "-p", metavar="TEXT", help="A prompt. Repeat it for several, answered together."),
 ]
-System = Annotated[str | None, _option(_INPUT, "--system", metavar="TEXT", help="System prompt of every chat.")]
+System = Annotated[
+    str | None, _option(_INPUT, "--system", metavar="TEXT", help="System prompt of every chat that has none.")
+]
 Raw = Annotated[
     bool,
     _option(_INPUT, "--raw", "--no-chat", help="Continue the text itself, even where there is a chat template."),

@@ -63,7 +63,8 @@ def chat_messages(prompt: str, system: str | None) -> list[dict[str, Any]]:
 def encode(llm: LLM, request: RunRequest, raw: bool, system: str | None) -> tuple[str | None, Sequence[int]]:
     """Return the text, where there is one, and the token ids that the model is to continue.
 
-    A prompt is a turn of the user unless `raw`, or the bundle has no chat template. Raises RequestError when a
+    A prompt is a turn of the user unless `raw`, or the bundle has no chat template. `system` begins every
+    conversation that has no system message of its own. Raises RequestError when a
     conversation cannot be rendered.
     """
     if request.token_ids is not None:
@@ -74,6 +75,8 @@ def encode(llm: LLM, request: RunRequest, raw: bool, system: str | None) -> tupl
         if raw or not llm.chat_template:
             return prompt, llm.tokenizer.encode(prompt)
         messages = chat_messages(prompt, system)
+    elif system is not None and not any(message.get("role") == "system" for message in messages):
+        messages = [*chat_messages("", system)[:1], *messages]
     text = llm.chat_template.render(messages, tools=request.tools)
     return text, llm.tokenizer.encode(text, add_special_tokens=False)
 

@@ -124,6 +124,10 @@ class Engine:
         """Return a request for `submit`, checked and resolved; RequestError for one that could never be served."""
         name = f"request {request_id}"
         asked = SamplingParams() if params is None else params
+        if not isinstance(asked, SamplingParams):
+            raise RequestError(f"{name}: the parameters are {asked!r:.60}; expected SamplingParams")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"{name}: priority is {priority!r:.60}; expected an integer (lower ones go first)")
         resolved = asked.with_defaults(self.default_params)
         if resolved.stop and self._tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer, and this engine has none; use stop_token_ids")

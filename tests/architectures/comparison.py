@@ -13,7 +13,7 @@ from inferencex.convert.pipeline import ConvertOptions, convert
 from inferencex.convert.quantize.scheme import parse_scheme
 from inferencex.runtime.backends.base import BackendOptions
 from inferencex.runtime.backends.reference import ReferenceBackend
-from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, ragged_logits, random_sequences
+from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, last_logits, ragged_logits, random_sequences
 from tests.architectures.shrink import tiny_config
 from tests.architectures.zoo import reference_logits, tiny_model
 
@@ -33,7 +33,8 @@ class _Silent:
 
 
 def largest_error(name: str, **overrides: object) -> float:
-    """Return the largest difference of any logit between `transformers`, each sequence alone, and a ragged batch.
+    """Return the largest difference of any logit between `transformers`, each sequence alone, and a ragged batch
+    or a single sequence of whose tokens only the last has its logits asked for.
 
     The model goes all the way: written as a checkpoint, converted, its bundle read back. Raises InferenceXError when
     it cannot be converted, AssertionError when the logits are not finite or have another shape.
@@ -45,7 +46,8 @@ def largest_error(name: str, **overrides: object) -> float:
         executable = ReferenceBackend().compile(bundle, options)
         sequences = random_sequences(_TOKENS)
         results = ragged_logits(executable, sequences)
-    errors = []
+        last = last_logits(executable, sequences[-1])
+    errors = [float(np.abs(last - reference_logits(model, sequences[-1])[-1:]).max())]
     for tokens, logits in zip(sequences, results, strict=True):
         expected = reference_logits(model, tokens)
         assert logits.shape == expected.shape, f"logits are {logits.shape}, expected {expected.shape}"

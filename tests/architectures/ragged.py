@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -43,6 +44,17 @@ def ragged_logits(
         ):
             rows[sequence].append(logits[first:last])
     return [np.concatenate(parts) for parts in rows]
+
+
+def last_logits(executable: Executable, tokens: Sequence[int], block_size: int = BLOCK_SIZE) -> NDArray[np.float32]:
+    """Return the logits float32 `[1, vocab]` after a sequence, run alone in two chunks; only that row is asked for."""
+    tables = _block_tables([len(tokens)], block_size)
+    first = len(tokens) // 2
+    prefix = _batch([(0, 0, first)], [tokens], tables)
+    nothing = executable.step(replace(prefix, logit_rows=np.zeros(0, np.int32)))
+    assert nothing.shape == (0, executable.facts.vocab_size)
+    rest = _batch([(0, first, len(tokens) - first)], [tokens], tables)
+    return executable.step(replace(rest, logit_rows=rest.logit_rows[-1:]))
 
 
 def _steps(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:

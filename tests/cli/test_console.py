@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -59,8 +61,9 @@ def test_errors_are_one_line(
     assert captured.err == printed
 
 
-def test_long_errors_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_status(application(raising(OptionError("word " * 100))), "tool", []) == 1
+@pytest.mark.parametrize("message", ["word " * 100, "a library's message:\n    and its\n\ndetails\n"])
+def test_long_errors_stay_on_one_line(message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(application(raising(OptionError(message))), "tool", []) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -91,8 +94,46 @@ def test_tracebacks_are_shown_when_asked_for(
 def test_success_and_help_are_status_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(application(lambda: typer.echo("done")), "tool", []) == 0
     assert capsys.readouterr().out == "done\n"
-    assert exit_status(application(lambda: None), "tool", ["--help"]) == 0
-    assert "--debug" in capsys.readouterr().out
+    for option in ("-h", "--help"):
+        assert exit_status(application(lambda: None), "tool", [option]) == 0
+        assert "--debug" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "error"),
+    [
+        ("<&-", 0, ""),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        pytest.param(
+            ">/dev/full",
+            1,
+            "error: the output: No space left on device\n",
+            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full"),
+        ),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(redirection: str, status: int, error: str) -> None:
+    code = (
+        "import sys, typer\n"
+        "from inferencex.cli.console import run_app\n"
+        "app = typer.Typer(add_completion=False)\n"
+        "@app.command()\n"
+        "def command() -> None:\n"
+        "    typer.echo(f'{sys.stdin.isatty()} {sys.stdin.read()}'); sys.stdout.write('x'); sys.stderr.flush()\n"
+        "run_app(app, 'tool', [])\n"
+    )
+    shell = f'exec "$0" -c "$1" {redirection}'
+    process = subprocess.run(
+        ["sh", "-c", shell, sys.executable, code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (status, error)
+
+
+def test_files_that_cannot_be_used_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(application(Path("/no/such/file").read_text), "tool", []) == 1
+    assert capsys.readouterr().err == "error: /no/such/file: No such file or directory\n"
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -171,9 +171,60 @@ def test_size_of_the_kv_cache(text_bundle: Path, hash_backend: Any) -> None:
         ({"max_model_len": 257}, "257.*256"),
         ({"block_size": 0}, "block_size=0"),
         ({"scheduling_policy": "lifo"}, "lifo"),
+        ({"num_kv_blocks": 10**12}, "num_kv_blocks=1000000000000.*at most 67108864"),
     ):
         with pytest.raises(OptionError, match=message):
             LLM(text_bundle, backend=hash_backend, **options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory",
+        "num_kv_blocks",
+        "block_size",
+        "threads",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -3, 1.5, "8", True, float("nan")])
+def test_counts_that_are_no_positive_integers_are_refused(
+    text_bundle: Path, hash_backend: Any, option: str, value: Any
+) -> None:
+    with pytest.raises(OptionError, match=f"{option}={value!r}; "):
+        LLM(text_bundle, backend=hash_backend, **{option: value})
+
+
+def test_more_threads_than_any_library_bears_are_refused(text_bundle: Path, hash_backend: Any) -> None:
+    with pytest.raises(OptionError, match="threads=1000000; at most 1024"):
+        LLM(text_bundle, backend=hash_backend, threads=10**6)
+
+
+def test_a_bundle_that_is_no_folder_is_called_that(tmp_path: Path, hash_backend: Any) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(BundleError, match=f"{path}: is not a folder"):
+            LLM(path, backend=hash_backend)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes", bytearray(b"bytes"), [b"bytes"], [None], [[1.5]], [["a"]]])
+def test_prompts_of_no_known_form_are_refused(text_bundle: Path, hash_backend: Any, prompts: Any) -> None:
+    llm = LLM(text_bundle, backend=hash_backend)
+    with pytest.raises(RequestError, match="expected a text"):
+        llm.generate(prompts, PARAMS)
+    assert whole(llm)
+
+
+def test_parameters_and_priorities_of_wrong_types_are_refused(text_bundle: Path, hash_backend: Any) -> None:
+    llm = LLM(text_bundle, backend=hash_backend)
+    with pytest.raises(RequestError, match=r"max_tokens.*expected SamplingParams"):
+        llm.generate("the", {"max_tokens": 3})  # type: ignore[arg-type]
+    for priority in (None, 1.5, True, "x"):
+        with pytest.raises(RequestError, match=r"priority is .*; expected an integer|1 priority for 1"):
+            llm.generate("the", PARAMS, priority=[priority])  # type: ignore[list-item]
+    assert whole(llm)
 
 
 def test_backends_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from inferencex.runtime import SamplingParams
         ("top_p", 1.01),
         ("min_p", -0.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e30),
         ("presence_penalty", 2.1),
         ("presence_penalty", None),
         ("frequency_penalty", -3),

@@ -86,7 +86,7 @@ def experts(
     """Run every token through its experts and add their outputs by weight."""
     tokens, k = top_k_index.shape
     ids = top_k_index.reshape(-1)
-    rows = x[:, None, :].expand(tokens, k, x.shape[1]).reshape(tokens * k, -1)
+    rows = x[:, None, :].expand(tokens, k, x.shape[1]).reshape(tokens * k, x.shape[1])
     inner = gated_activation(expert_linear(rows, ids, gate_up, gate_up_bias), activation, layout, alpha, limit)
     outer = expert_linear(inner, ids, down, down_bias) * top_k_weights.reshape(-1, 1)
-    return outer.reshape(tokens, k, -1).sum(1)
+    return outer.reshape(tokens, k, outer.shape[1]).sum(1)

@@ -47,6 +47,8 @@ class Inline(Tiny):
                 return scores + mask
             case "where":
                 return torch.where(visible, scores, LOWEST)
+            case "where and opaque mask":
+                return torch.where(visible, scores, LOWEST) + ops.causal_mask(positions, 0, 0)
             case "masked fill":
                 return scores.masked_fill(~visible, float("-inf"))
             case "alibi":
@@ -120,7 +122,7 @@ def test_what_is_not_causal_softmax_attention_is_refused(bias: str) -> None:
         optimize(record(Inline(bias)), max_positions=MAX_POSITIONS)
 
 
-@pytest.mark.parametrize("bias", ["where", "masked fill", "mask"])
+@pytest.mark.parametrize("bias", ["where", "masked fill", "mask", "where and opaque mask"])
 @pytest.mark.parametrize("window", [5, 50])
 def test_a_window_that_is_spelled_out_is_read(bias: str, window: int) -> None:
     assert _attributes(Inline(bias, window=window))["window"] == window

@@ -102,6 +102,20 @@ def test_what_all_rows_share_is_not_picked() -> None:
     assert_equal(b.evaluate(model, feeds), expected)
 
 
+def test_both_sides_of_a_product_per_row_are_picked() -> None:
+    """Each token's own weights on its own stack of vectors, as experts are mixed by some models."""
+    b = Builder()
+    ids, rows = _inputs(b)
+    weights = b.node("Gather", b.parameter("weights", VOCAB, 1, 3), ids, shape=["tokens", 1, 3])
+    stacks = b.node("Exp", b.node("Gather", b.parameter("stacks", VOCAB, 3, WIDTH), ids, shape=["tokens", 3, WIDTH]))
+    mixed = b.node("MatMul", weights, stacks, shape=["tokens", 1, WIDTH])
+    model = b.model(b.node("Gather", mixed, rows, axis=0, shape=["rows", 1, WIDTH]))
+    expected = b.evaluate(model, _feeds())
+    assert gather_rows_early(model) == 2
+    assert _rows_of(model)["MatMul"] == _rows_of(model)["Exp"] == ["rows"]
+    assert_equal(b.evaluate(model, _feeds()), expected)
+
+
 def test_an_operator_along_the_tokens_is_not_passed() -> None:
     b = Builder()
     ids, rows = _inputs(b)

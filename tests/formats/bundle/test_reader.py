@@ -75,6 +75,13 @@ MANIFEST_EDITS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d.update(extra=1), "not known"),
     (lambda d: d.update(source=[]), "source is"),
     (lambda d: d.update(tools={"a": 1}), "tools"),
+    (lambda d: d["architecture"].update(max_model_len=0), r"architecture\.max_model_len is 0"),
+    (lambda d: d["architecture"].update(max_model_len="9"), r"architecture\.max_model_len is .9."),
+    (lambda d: d["architecture"].update(parameters=None), r"architecture\.parameters is null"),
+    (lambda d: d["architecture"].update(length_independent_up_to=1.5), r"length_independent_up_to is 1\.5"),
+    (lambda d: d["architecture"].update(folded=[]), r"architecture\.folded is \[\]"),
+    (lambda d: d["architecture"].update(operators=3), r"architecture\.operators is 3"),
+    (lambda d: d["architecture"].update(operators={"after": {"Gemm": "1"}}), r"operators\.after is"),
     (lambda d: d["files"].pop("model.onnx"), "lists no model.onnx"),
     (lambda d: d["files"].pop(SHARD), f"'{SHARD}', which is not a weight file of this bundle"),
     (lambda d: d["files"].update({"../../etc/passwd": d["files"]["config.json"]}), "not the name of a file inside"),
@@ -108,8 +115,9 @@ MANIFEST_EDITS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 def test_manifests(make_bundle: MakeBundle, edit: Callable[[dict[str, Any]], object], message: str) -> None:
     path = make_bundle()
     edit_manifest(path, edit)
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises(BundleError, match=message) as caught:
         Bundle.open(path)
+    assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.parametrize(

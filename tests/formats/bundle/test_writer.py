@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -333,6 +334,39 @@ def test_places_that_are_not_written_over(make_bundle: MakeBundle, tmp_path: Pat
         with pytest.raises(BundleError, match="where the source's files are"):
             BundleWriter(bundle, overwrite=True, source=source)
     assert (documents / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_with_very_much_in_it_is_refused_without_reading_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in range(40):
+        (tmp_path / "home" / f"{folder:02}").mkdir(parents=True)
+        (tmp_path / "home" / f"{folder:02}" / "file").write_text("")
+    looked_into: list[object] = []
+    scandir = os.scandir
+
+    def count(path: Any) -> Any:
+        looked_into.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    with pytest.raises(BundleError, match=r"not a bundle's: 00/file, 01/file, .*, 04/file, \.\.\.; move"):
+        BundleWriter(tmp_path / "home")
+    assert len(looked_into) < 10
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b" / "closed").mkdir(parents=True)
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BundleError, match=r"b/closed: cannot be looked into \(Permission denied\)"):
+        BundleWriter(tmp_path / "b", overwrite=True)
 
 
 def test_files_that_appear_while_the_bundle_is_written_are_not_replaced(tmp_path: Path) -> None:

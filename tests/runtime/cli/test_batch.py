@@ -63,6 +63,20 @@ def test_prompts_are_turns_of_a_chat_by_default(run: Callable[..., Any], bundle:
     assert records(target)[0]["text"] == "<|system|>S<|user|>Hi<|assistant|>"
 
 
+def test_a_system_prompt_begins_conversations_that_have_none(
+    run: Callable[..., Any], bundle: Path, tmp_path: Path
+) -> None:
+    user = {"role": "user", "content": "Hi"}
+    lines = [{"messages": [user]}, {"messages": [{"role": "system", "content": "own"}, user]}]
+    source, target = write_input(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    result = run(bundle, "--input", source, "--output", target, "--system", "S", "--special-tokens", "--no-stats")
+    assert result.status == 0
+    assert [record["text"] for record in records(target)] == [
+        "<|system|>S<|user|>Hi<|assistant|>",
+        "<|system|>own<|user|>Hi<|assistant|>",
+    ]
+
+
 def test_messages_need_a_chat_template(run: Callable[..., Any], plain_bundle: Path, tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "x"}]}
     source, target = write_input(tmp_path / "in.jsonl", [line]), tmp_path / "out.jsonl"
@@ -155,9 +169,16 @@ def test_a_malformed_line_is_named_before_anything_runs(
 
 def test_bytes_that_are_no_text_are_named(run: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    result = run(bundle, "--input", source, "--output", tmp_path / "out.jsonl")
-    assert result.status == 1 and "line 2: is not JSON" in result.err
+    for number, data in (
+        (2, b'{"prompt": "a"}\n{"prompt": "\xff"}\n'),
+        (1, '{"prompt": "a"}\n'.encode("utf-16")),
+        (1, '{"prompt": "a"}\n'.encode("utf-32-le")),
+    ):
+        source.write_bytes(data)
+        result = run(bundle, "--input", source, "--output", tmp_path / "out.jsonl")
+        assert result.status == 1 and f"line {number}: is not JSON" in result.err
+    source.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert run(bundle, "--input", source, "--output", tmp_path / "out.jsonl", "--raw").status == 0
 
 
 def test_an_output_of_something_else_is_left_alone(run: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:

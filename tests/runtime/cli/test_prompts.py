@@ -95,6 +95,16 @@ def test_wrong_use_is_one_line_on_standard_error(
     assert result.err.startswith("error: ") and message in result.err and result.err.count("\n") == 1
 
 
+def test_a_system_prompt_needs_a_chat_template(run: Callable[..., Any], plain_bundle: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x"}\n')
+    for arguments in (["-p", "x"], ["--input", source, "--output", target]):
+        result = run(plain_bundle, *arguments, "--system", "S")
+        assert (result.status, result.out) == (1, "")
+        assert result.err == ("error: --system is part of a chat, and this bundle has no chat template; leave it out\n")
+    assert not target.exists() or target.read_text() == ""
+
+
 def test_a_missing_bundle_is_named(run: Callable[..., Any], tmp_path: Path) -> None:
     result = run(tmp_path / "absent", "-p", "x")
     assert result.status == 1 and "absent: is not a folder" in result.err and result.err.count("\n") == 1

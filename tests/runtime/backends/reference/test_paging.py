@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from inferencex.formats import dialect
 from inferencex.runtime.backends.base import Float32Array
+from inferencex.runtime.backends.reference.attention import PagedKV
 from tests.runtime.backends.reference import steps
 from tests.runtime.backends.reference.steps import GROUPS, HEADS, KEY_DIM, VALUE_DIM, Chunk, Model
 
@@ -165,3 +168,17 @@ def test_state_is_kept_in_the_pool_that_was_asked_for() -> None:
     executable.step(steps.batch([(0, 0, 3)], sequences, [[4]]))
     assert executable._state.layers[0].keys.shape == (5, 8, GROUPS, KEY_DIM)
     assert executable._state.layers[0].values.shape == (5, 8, GROUPS, VALUE_DIM)
+
+
+def test_a_pool_takes_no_memory_before_it_is_written() -> None:
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        pytest.skip("the resident memory of a process is read from /proc")
+
+    def resident() -> int:
+        return int(statistics.read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    pages = PagedKV.allocate(num_blocks=8192, block_size=16, heads=8, key_dim=64, value_dim=64)
+    reserved = 4 * (pages.keys.numel() + pages.values.numel())
+    assert resident() - before < reserved / 8

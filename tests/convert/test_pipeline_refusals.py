@@ -1,0 +1,98 @@
+"""Sources and options that cannot give a right bundle: each is refused by name, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inferencex.convert.pipeline import ConvertOptions, convert
+from inferencex.convert.quantize import parse_scheme
+from inferencex.formats.bundle import Bundle
+from inferencex.formats.errors import CaptureError, FidelityError, InferenceXError, QuantizationError, SourceError
+from tests.architectures import zoo
+from tests.smollm2 import Quiet
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    zoo.tiny_model("llama").save_pretrained(folder)
+    return folder
+
+
+def _convert(source: Path, **options: Any) -> Path:
+    output = source.parent / "out"
+    scheme = parse_scheme(options.pop("scheme", "none"))
+    convert(ConvertOptions(str(source), output, scheme, **options), Quiet())
+    return output
+
+
+def _refused(source: Path, kind: type[InferenceXError], message: str, **options: Any) -> None:
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(kind, match=message):
+        _convert(source, **options)
+    assert sorted(source.parent.iterdir()) == before
+
+
+def _edit_config(source: Path, **values: object) -> None:
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _edit_weight(source: Path, part: str, change: Any) -> None:
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if part in name)
+    tensors[name] = change(tensors[name].clone()).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("length", [2, 3, 17])
+def test_contexts_shorter_than_the_text_compared(source: Path, length: int) -> None:
+    bundle = Bundle.open(_convert(source, max_model_len=length))
+    assert bundle.manifest.architecture["max_model_len"] == length
+
+
+@pytest.mark.parametrize("length", [1, 0, -4])
+def test_contexts_without_room_for_an_answer(source: Path, length: int) -> None:
+    _refused(source, InferenceXError, f"--max-model-len {length}: expected at least 2", max_model_len=length)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_integers_in_place_of_numbers(source: Path, verify: bool) -> None:
+    _edit_weight(source, "q_proj", lambda t: t.to(torch.int32))
+    _refused(source, SourceError, r"q_proj.weight \(torch.int32, expected a floating point type\)", verify=verify)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_values_beyond_float16(source: Path, verify: bool) -> None:
+    def grow(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[7] = -1e6
+        return tensor
+
+    _edit_weight(source, "down_proj", grow)
+    message = r"down_proj.weight: the value 1e\+06 does not fit float16"
+    _refused(source, QuantizationError, message, dtype="float16", verify=verify)
+
+
+def test_a_model_that_computes_nan_itself(source: Path) -> None:
+    _edit_config(source, rms_norm_eps=float("nan"))
+    _refused(source, FidelityError, f"{source}: the model's own logits are not finite")
+
+
+def test_what_cannot_be_recorded_names_the_model(source: Path) -> None:
+    _edit_config(source, num_hidden_layers=0)
+    _refused(source, CaptureError, f"{source}: ")
+    _edit_config(source, num_hidden_layers=2, hidden_act="nosuch")
+    _refused(source, CaptureError, f"{source}: ")
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_damaged_side_files_are_named_in_the_source(source: Path, verify: bool) -> None:
+    (source / "tokenizer.json").write_text("garbage")
+    _refused(source, SourceError, f"{source}/tokenizer.json: is not a usable tokenizer", verify=verify)
