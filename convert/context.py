@@ -10,6 +10,7 @@ from inferencex.formats.errors import OptionError
 
 _NAMES = ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 DEFAULT_LIMIT = 131072  # rows of a RoPE table unless --max-model-len asks for more
+LONGEST = 1 << 24  # tokens for which a graph is recorded; tables for more would not fit in memory anyway
 _FALLBACK = 2048
 
 
@@ -43,6 +44,8 @@ def context_length(config: transformers.PreTrainedConfig, asked: int | None) -> 
             raise OptionError(
                 f"--max-model-len {asked}: expected at least 2, one token of a prompt and one of an answer"
             )
+        if asked > LONGEST:
+            raise OptionError(f"--max-model-len {asked}: expected at most {LONGEST}")
         return asked
     declared = declared_context(config) or _FALLBACK
     for rope in _rope_parameters(config):

@@ -6,6 +6,7 @@ The graph gains what reads the stored form: a DequantizeLinear for quantized wei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,21 +77,26 @@ class WeightPacker:
 
     def run(self, writer: BundleWriter, progress: Progress, threads: int | None = None) -> list[PackedWeight]:
         """Store every weight in the order of the graph; `progress(name, elements)` is called after each."""
+        weights = [(name, value) for name, value in self.graph.initializers.items() if is_weight(value)]
         packed = []
-        for name, value in list(self.graph.initializers.items()):
-            if not is_weight(value):
-                continue
-            packed.append(self._pack(writer, name, value, threads))
-            progress(name, packed[-1].parameters)
+        with ThreadPoolExecutor(1) as reader:  # reads and computes the next weight while this one is quantized
+            ahead = [reader.submit(self.evaluate, value) for _, value in weights[:1]]
+            for index, (name, value) in enumerate(weights):
+                tensor = ahead.pop().result()
+                ahead += [reader.submit(self.evaluate, following) for _, following in weights[index + 1 : index + 2]]
+                packed.append(self._pack(writer, name, value, tensor, threads))
+                del tensor
+                progress(name, packed[-1].parameters)
         return packed
 
     def evaluate(self, value: ir.Value) -> Tensor:
         """Compute a weight from the checkpoint."""
         return expression_of(value).evaluate(lambda name: self.sources[name].load())
 
-    def _pack(self, writer: BundleWriter, name: str, value: ir.Value, threads: int | None) -> PackedWeight:
+    def _pack(
+        self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor, threads: int | None
+    ) -> PackedWeight:
         plan = self.plans.get(name)
-        tensor = self.evaluate(value)
         role = plan.role if plan is not None else "other"
         shape = tuple(tensor.shape)
         if not bool(torch.isfinite(tensor).all()) if tensor.is_floating_point() else False:

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
 from inferencex.formats.errors import CaptureError, FidelityError, OptionError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_MAX_THREADS = 1024
 _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 # How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
@@ -64,6 +66,16 @@ class ConvertOptions:
     verify_limit: float | None = None
     verify_tokens: int = 64
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that could only fail after much work; raises OptionError."""
+        if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
+            raise OptionError(f"--threads {self.threads}: expected a number from 1 to {_MAX_THREADS}")
+        if self.verify_limit is not None:
+            if not (self.verify_limit > 0 and math.isfinite(self.verify_limit)):
+                raise OptionError(f"--verify-limit {self.verify_limit}: expected a number above 0")
+            if not self.verify:
+                raise OptionError("--verify-limit means nothing with --no-verify; leave one of them out")
 
 
 class Observer(Protocol):
@@ -308,8 +320,6 @@ def _verify(
 
 def _limit(options: ConvertOptions, report: Report) -> float:
     if options.verify_limit is not None:
-        if options.verify_limit <= 0:
-            raise OptionError(f"--verify-limit {options.verify_limit}: expected a number above 0")
         return options.verify_limit
     formats = " ".join(weight.format for weight in report.weights)
     for name, mark in (("int4", "int4"), ("int8", "int8"), ("16 bits", "float16")):

@@ -159,7 +159,7 @@ def _translate(program: torch.export.ExportedProgram) -> ir.Model:
         undecomposed = program.run_decompositions
         program.run_decompositions = lambda table=None, **_: program
         try:
-            return _onnx(program)
+            return _onnx(program, promote=tidy.mixes_dtypes(program))
         except torch.onnx.errors.OnnxExporterError:
             pass
         finally:
@@ -167,8 +167,21 @@ def _translate(program: torch.export.ExportedProgram) -> ir.Model:
     return _onnx(program)
 
 
-def _onnx(program: torch.export.ExportedProgram) -> ir.Model:
-    with _quiet():
+@contextlib.contextmanager
+def _without_type_promotion() -> Iterator[None]:
+    """Skip the exporter's pass that inserts casts: it evaluates every operator anew, for nothing when dtypes agree."""
+    from torch.onnx._internal.exporter import _fx_passes
+
+    before = _fx_passes.insert_type_promotion_nodes
+    _fx_passes.insert_type_promotion_nodes = lambda graph_module: None
+    try:
+        yield
+    finally:
+        _fx_passes.insert_type_promotion_nodes = before
+
+
+def _onnx(program: torch.export.ExportedProgram, *, promote: bool = True) -> ir.Model:
+    with _quiet(), contextlib.nullcontext() if promote else _without_type_promotion():
         exported = torch.onnx.export(
             program,
             (),

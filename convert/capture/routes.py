@@ -67,7 +67,9 @@ def attention_route(
             f"{type(module).__name__} gives attention the arguments {', '.join(sorted(unknown))}, which have no form "
             "in the IR (sparse attention, position biases)"
         )
-    if not getattr(module, "is_causal", True):
+    # With a mask, the mask decides; without one, attention here is causal.
+    unmasked_both_ways = attention_mask is None and others.get("is_causal") is False
+    if unmasked_both_ways or not getattr(module, "is_causal", True):
         raise CaptureError(f"{type(module).__name__} attends in both directions; only causal attention is supported")
     _, num_heads, tokens, head_dim = query.shape
     num_kv_heads, value_dim = key.shape[1], value.shape[-1]

@@ -36,6 +36,15 @@ _COPIES = {
 _RESHAPES = {_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default, _aten.view_as.default}
 _ARANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
 _ONES = {_aten.ones.default, _aten.ones_like.default, _aten.new_ones.default}
+_INDEXING = {
+    _aten._to_copy.default,
+    _aten.embedding.default,
+    _aten.gather.default,
+    _aten.index.Tensor,
+    _aten.index_select.default,
+    _aten.scatter.src,
+    _aten.scatter.value,
+}
 _ASSERTS = {
     _aten._assert_tensor_metadata.default,
     _aten._assert_async.msg,
@@ -68,6 +77,29 @@ def _all_ones(value: Any) -> bool:
             return False
         value = value.args[0]
     return False
+
+
+def mixes_dtypes(program: torch.export.ExportedProgram) -> bool:
+    """Tell whether some operator reads numbers of different dtypes, so that translation must insert casts."""
+    for node in program.graph_module.graph.nodes:
+        if node.op != "call_function" or node.target in _INDEXING or getattr(node.target, "namespace", "") == "inferencex":
+            continue
+        values = [source.meta.get("val") for source in node.all_input_nodes]
+        dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype != torch.bool}
+        numbers = [argument for argument in node.args if isinstance(argument, (int, float)) or _is_symbolic(argument)]
+        integral = not any(dtype.is_floating_point for dtype in dtypes)
+        result = node.meta.get("val")
+        if len(dtypes) > 1 or (dtypes and numbers and integral and _is_floating(result)):
+            return True
+    return False
+
+
+def _is_symbolic(argument: Any) -> bool:
+    return isinstance(argument, Node) and not isinstance(argument.meta.get("val"), torch.Tensor)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def check_asserts(program: torch.export.ExportedProgram, max_tokens: int) -> None:

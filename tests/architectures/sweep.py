@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ def _try(name: str, sender: Connection) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    line = " ".join(str(error).split())
+    line = re.sub(r"\{u\d+[^}]*\}", "...", " ".join(str(error).split()))  # sets of symbols, in no fixed order
     return line if len(line) <= 300 else line[:297] + "..."
 
 

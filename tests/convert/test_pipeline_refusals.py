@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from safetensors.torch import load_file, save_file
 from inferencex.convert.pipeline import ConvertOptions, convert
 from inferencex.convert.quantize import parse_scheme
 from inferencex.formats.bundle import Bundle
-from inferencex.formats.errors import CaptureError, FidelityError, InferenceXError, QuantizationError, SourceError
+from inferencex.formats.errors import (
+    CaptureError,
+    FidelityError,
+    InferenceXError,
+    OptionError,
+    QuantizationError,
+    SourceError,
+)
 from tests.architectures import zoo
 from tests.smollm2 import Quiet
 
@@ -61,6 +69,23 @@ def test_contexts_shorter_than_the_text_compared(source: Path, length: int) -> N
 @pytest.mark.parametrize("length", [1, 0, -4])
 def test_contexts_without_room_for_an_answer(source: Path, length: int) -> None:
     _refused(source, InferenceXError, f"--max-model-len {length}: expected at least 2", max_model_len=length)
+
+
+def test_contexts_beyond_what_a_graph_is_recorded_for(source: Path) -> None:
+    _refused(source, OptionError, "--max-model-len 1000000000: expected at most 16777216", max_model_len=10**9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"threads": count}, f"--threads {count}: expected") for count in (0, -3, 10**6)),
+        *(({"verify_limit": limit}, f"--verify-limit {limit}: ") for limit in (0.0, -1.0, math.nan, math.inf)),
+        ({"verify_limit": 1.0, "verify": False}, "--verify-limit means nothing with --no-verify"),
+    ],
+)
+def test_options_are_refused_before_any_work(source: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ConvertOptions(str(source), source.parent / "out", parse_scheme("none"), **options)
 
 
 @pytest.mark.parametrize("verify", [True, False])
