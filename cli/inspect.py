@@ -54,13 +54,12 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     after: dict[str, int] = defaultdict(int)
     for node in bundle.model.graph:
         after[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
-    companions = {n for q in manifest.quantization.values() for n in (q.scales, q.zero_points) if n}
+    owners = {n: q for q in manifest.quantization.values() for n in (q.scales, q.zero_points) if n}
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
     for name, stored in bundle.stored.items():
         entry = manifest.quantization.get(name)
-        if name in companions:
-            owner = next(q for q in manifest.quantization.values() if name in (q.scales, q.zero_points))
-            formats[_format(owner)]["bytes"] += stored.nbytes
+        if name in owners:
+            formats[_format(owners[name])]["bytes"] += stored.nbytes
             continue
         kind = stored.dtype.name.lower() if entry is None else _format(entry)
         formats[kind]["tensors"] += 1

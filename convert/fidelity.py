@@ -77,15 +77,17 @@ def bundle_logits(path: Path, token_ids: Sequence[int], *, keep_weights: bool | 
     first = max(1, tokens // 3)
     tables = np.arange(2 * blocks, dtype=np.int32).reshape(2, blocks)
     other = list(reversed(token_ids))[:first]
-    one = executable.step(_batch([(token_ids[:first], 0)], tables[:1], tokens))
-    two = executable.step(_batch([(other, 0), (token_ids[first:], first)], tables[[1, 0]], tokens))
+    one = executable.step(_batch([(token_ids[:first], 0, tokens)], tables[:1]))
+    two = executable.step(_batch([(other, 0, first), (token_ids[first:], first, tokens)], tables[[1, 0]]))
     return torch.from_numpy(np.concatenate([one, two[len(other) :]]))
 
 
-def _batch(parts: Sequence[tuple[Sequence[int], int]], tables: NDArray[np.int32], prompt: int) -> StepBatch:
-    ids = [token for tokens, _ in parts for token in tokens]
-    positions = [start + i for tokens, start in parts for i in range(len(tokens))]
-    offsets = np.cumsum([0, *(len(tokens) for tokens, _ in parts)])
+def _batch(parts: Sequence[tuple[Sequence[int], int, int]], tables: NDArray[np.int32]) -> StepBatch:
+    """Lay out chunks `(token ids, position of the first, length of the whole prompt)`; all rows give logits."""
+    ids = [token for tokens, _, _ in parts for token in tokens]
+    positions = [start + i for tokens, start, _ in parts for i in range(len(tokens))]
+    prompts = [length for tokens, _, length in parts for _ in tokens]
+    offsets = np.cumsum([0, *(len(tokens) for tokens, _, _ in parts)])
 
     def int32(values: object) -> NDArray[np.int32]:
         return np.asarray(values, dtype=np.int32)
@@ -94,10 +96,10 @@ def _batch(parts: Sequence[tuple[Sequence[int], int]], tables: NDArray[np.int32]
         token_ids=int32(ids),
         positions=int32(positions),
         sequence_offsets=int32(offsets),
-        context_lengths=int32([start + len(tokens) for tokens, start in parts]),
+        context_lengths=int32([start + len(tokens) for tokens, start, _ in parts]),
         block_tables=int32(tables),
         logit_rows=int32(range(len(ids))),
-        prompt_lengths=int32([prompt] * len(ids)),
+        prompt_lengths=int32(prompts),
     )
 
 

@@ -9,7 +9,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +43,7 @@ _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript"
 
 # How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
 # weights are far above: a shuffled layer gives several nats.
-_LIMITS = {"float32": 1e-3, "16 bits": 0.05, "int8": 0.3, "int4": 3.0}
+_LIMITS = {"float32": 1e-3, "16 bits": 0.02, "int8": 0.1, "int4": 1.5}
 
 
 @dataclass(frozen=True)

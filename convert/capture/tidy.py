@@ -82,7 +82,11 @@ def _all_ones(value: Any) -> bool:
 def mixes_dtypes(program: torch.export.ExportedProgram) -> bool:
     """Tell whether some operator reads numbers of different dtypes, so that translation must insert casts."""
     for node in program.graph_module.graph.nodes:
-        if node.op != "call_function" or node.target in _INDEXING or getattr(node.target, "namespace", "") == "inferencex":
+        if (
+            node.op != "call_function"
+            or node.target in _INDEXING
+            or getattr(node.target, "namespace", "") == "inferencex"
+        ):
             continue
         values = [source.meta.get("val") for source in node.all_input_nodes]
         dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype != torch.bool}

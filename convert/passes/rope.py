@@ -43,11 +43,10 @@ _TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class _Angles:
-    """Where to read cosines or sines: `value` flattened to `[T, m]`, columns `start::step`, `width / 2` of them."""
+    """Where to read cosines or sines: `value` flattened to `[T, m]`, columns `::step`, `width / 2` of them."""
 
     value: ir.Value
     step: int
-    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -314,7 +313,7 @@ class _RopeFusion:
 
     def _table(self, angles: _Angles, width: int) -> ir.Value:
         """Return the initializer `[max_positions, width / 2]` of an angle's cosines or sines."""
-        key = (angles.value.name, angles.step, angles.start, width)
+        key = (angles.value.name, angles.step, width)
         if key not in self.tables:
             if self.full is None:
                 self.full = self.positions.evaluate(torch.arange(self.max_positions))
@@ -323,7 +322,7 @@ class _RopeFusion:
             self.tables[key] = self.edit.constant(np.ascontiguousarray(table), stem="rope_table")
         return self.tables[key]
 
-    def _computed(self, angles: _Angles, width: int, anchor: ir.Node) -> ir.Value:
+    def _computed(self, angles: _Angles, width: int) -> ir.Value:
         """Return a value `[1, T, width / 2]` of angles that stay computed in the graph."""
         key = ("computed", angles.value.name, angles.step, width)
         if key not in self.tables:
@@ -362,7 +361,7 @@ class _RopeFusion:
         value = add("Reshape", [value, edit.constant([1, -1, features])], [1, tokens, features])
         by_length = fit.cos.value in self.positions.with_lengths or fit.sin.value in self.positions.with_lengths
         if by_length:
-            inputs = [value, self._computed(fit.cos, fit.width, anchor), self._computed(fit.sin, fit.width, anchor)]
+            inputs = [value, self._computed(fit.cos, fit.width), self._computed(fit.sin, fit.width)]
         else:
             inputs = [value, self._table(fit.cos, fit.width), self._table(fit.sin, fit.width), self._row()]
         value = add(

@@ -13,7 +13,6 @@ from inferencex.convert.passes.editing import Editor, attribute, drop_dead, rank
 from inferencex.convert.passes.elementwise import ELEMENTWISE
 from inferencex.formats.dialect.schemas import DOMAIN
 
-_ROWWISE = ELEMENTWISE | {"RMSNormalization", "LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
 _ROWWISE_CUSTOM = {"GatedActivation", "AddRMSNormalization", "AddLayerNormalization", "Experts"}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
 import onnx_ir as ir
 
 from inferencex.convert.passes.editing import Editor, attribute, constant_of, dims, drop_dead, ints_of, is_weight, rank
@@ -204,11 +205,8 @@ class _TokenMajor:
                 self._drop(output)
 
     def _axes_constant(self, node: ir.Node, axes: list[int]) -> ir.Value:
-        if node.op_type == "CumSum":
-            import numpy as np
-
-            return self.edit.constant(np.asarray(axes[0], dtype=np.int64))
-        return self.edit.constant(axes)
+        """Return the axes as the operator takes them: a list, for CumSum a scalar."""
+        return self.edit.constant(np.asarray(axes[0] if node.op_type == "CumSum" else axes, dtype=np.int64))
 
     def _operands(self, node: ir.Node) -> list[ir.Value]:
         """The inputs that share the data's axes."""

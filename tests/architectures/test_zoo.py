@@ -33,14 +33,9 @@ def test_most_names_are_decoders() -> None:
     assert len(DECODERS) >= 140
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", DECODERS[::6])  # `make architectures` runs them all
 def test_decoder_is_causal(name: str) -> None:
     _assert_causal(zoo.tiny_model(name))
-
-
-@pytest.mark.parametrize("family", zoo.FAMILIES, ids=lambda family: family.id)
-def test_family_is_causal(family: zoo.Family) -> None:
-    _assert_causal(zoo.tiny_model(family.name, **family.overrides))
 
 
 def test_models_are_reproducible() -> None:
