@@ -61,7 +61,8 @@ demo: $(DEMO_BUNDLE)/bundle.json ## Convert SmolLM2-135M-Instruct to INT4 and le
 demo: export PROMPT := $(PROMPT)
 
 bundles/$(MODEL)-%/bundle.json: $(CONVERTER) $(VENV)/.installed
-	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) --overwrite --output $(@D)
+	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) \
+	  $(if $(filter int4,$*),--embedding int8) --overwrite --output $(@D)
 
 test: $(VENV)/.installed ## Run the tests.
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \

@@ -22,7 +22,7 @@ SHORT_PROMPT = 32
 
 
 def _prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
-    ids = llm.tokenizer.encode(builtin_text()[: 16 * count * length])
+    ids = llm.require_tokenizer().encode(builtin_text()[: 16 * count * length])
     return [ids[i * length : (i + 1) * length] for i in range(count)]
 
 

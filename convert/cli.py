@@ -89,7 +89,9 @@ def convert(
             "--random-weights", help="Make weights up from the config alone, for benchmarks.", rich_help_panel=_SOURCE
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of --random-weights.", rich_help_panel=_SOURCE)] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of --random-weights. Default: 0.", rich_help_panel=_SOURCE)
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(help="Longest sequence the bundle serves. Default: what the config says, at most 131072."),

@@ -47,11 +47,27 @@ def context_length(config: transformers.PreTrainedConfig, asked: int | None) -> 
         if asked > LONGEST:
             raise OptionError(f"--max-model-len {asked}: expected at most {LONGEST}")
         return asked
-    declared = declared_context(config) or _FALLBACK
+    return min(_reach(config, declared_context(config) or _FALLBACK), DEFAULT_LIMIT)
+
+
+def beyond_declared(config: transformers.PreTrainedConfig, max_model_len: int) -> list[str]:
+    """Return a remark when a bundle is to serve longer sequences than the config declares, else nothing."""
+    declared = declared_context(config)
+    reach = None if declared is None else _reach(config, declared)
+    if reach is None or max_model_len <= reach:
+        return []
+    return [
+        f"--max-model-len {max_model_len} is more than the {reach} tokens that the config declares: positions beyond "
+        "that extrapolate what the model has learned, and answers may get worse there"
+    ]
+
+
+def _reach(config: transformers.PreTrainedConfig, declared: int) -> int:
+    """Return how long sequences may get where the config declares `declared`; dynamic NTK scaling stretches it."""
     for rope in _rope_parameters(config):
         if rope.get("rope_type") == "dynamic":
             declared = int(declared * float(rope.get("factor", 1.0)))
-    return min(declared, DEFAULT_LIMIT)
+    return declared
 
 
 def length_independent_up_to(config: transformers.PreTrainedConfig) -> int | None:

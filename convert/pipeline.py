@@ -20,7 +20,7 @@ import torch
 from inferencex.convert import fidelity
 from inferencex.convert.capture import Captured, capture
 from inferencex.convert.capture.export import PARAMETER_PREFIX
-from inferencex.convert.context import context_length, length_independent_up_to
+from inferencex.convert.context import beyond_declared, context_length, length_independent_up_to
 from inferencex.convert.oracle import source_logits
 from inferencex.convert.pack import WeightPacker, parameters_read
 from inferencex.convert.passes import Optimized, optimize
@@ -60,7 +60,7 @@ class ConvertOptions:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     random_weights: bool = False
-    seed: int = 0
+    seed: int | None = None
     verify: bool = True
     verify_limit: float | None = None
     verify_tokens: int = 64
@@ -68,6 +68,10 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that could only fail after much work; raises OptionError."""
+        if not self.model_id.strip():
+            raise OptionError("--model-id is empty; give a directory, a hub id, a .gguf file or an alias")
+        if self.seed is not None and not self.random_weights:
+            raise OptionError(f"--seed {self.seed} is for --random-weights; give both or neither")
         if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
             raise OptionError(f"--threads {self.threads}: expected a number from 1 to {_MAX_THREADS}")
         if self.verify_limit is not None:
@@ -117,7 +121,8 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
     stages = _Stages(observer)
     report = Report(options.model_id, options.scheme.name)
     report.seconds = stages.seconds
-    check_destination(options.output, overwrite=options.overwrite)
+    named = Path(options.model_id).expanduser()
+    check_destination(options.output, overwrite=options.overwrite, source=named if named.exists() else None)
     with stages("open"):
         checkpoint = open_checkpoint(
             options.model_id,
@@ -125,7 +130,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             trust_remote_code=options.trust_remote_code,
             allow_pickle=options.allow_pickle,
             random_weights=options.random_weights,
-            seed=options.seed,
+            seed=options.seed or 0,
         )
         report.warnings.extend(checkpoint.warnings)
         check_side_files(checkpoint.files)
@@ -139,6 +144,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         sources = resolve_parameters(captured.module, checkpoint)
         report.source_bytes = checkpoint.nbytes
         plans = plan_quantization(weight_roles(optimized.model), options.scheme)
+        report.notes.extend(beyond_declared(checkpoint.config, max_model_len))
         report.notes.extend(_remarks(plans))
         report.warnings.extend(_unread(optimized.model, sources))
         expected = _expected_bytes(optimized.model, plans, options)

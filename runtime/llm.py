@@ -19,8 +19,9 @@ from inferencex.runtime.engine.stats import EngineStats
 from inferencex.runtime.outputs import CompletionDelta, RequestOutput
 from inferencex.runtime.params import SamplingParams
 from inferencex.runtime.text.chat import ChatTemplate
+from inferencex.runtime.text.eos import configured_eos_token_ids
 from inferencex.runtime.text.side_files import read_json_object
-from inferencex.runtime.text.tokenizer import Tokenizer
+from inferencex.runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 MAX_THREADS = 1024  # thread pools of the libraries underneath crash the process somewhere above it
 
@@ -40,6 +41,9 @@ class LLM:
     enable_prefix_caching:  reuse the KV of equal beginnings of prompts
     scheduling_policy:      "fcfs", or "priority": requests with lower `priority` first
     threads:                threads to compute with
+
+    A bundle without tokenizer.json serves prompts of token ids: `tokenizer` is None, outputs carry token ids and
+    empty texts, and texts, chats and stop strings raise RequestError.
 
     Raises BundleError, BackendError or OptionError when the bundle cannot be served this way. Calls may come
     from several threads: they take turns step by step, and their requests share the batch.
@@ -84,8 +88,11 @@ class LLM:
         if threads is not None and threads > MAX_THREADS:
             raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
-        self.tokenizer = Tokenizer.load(folder)
-        self.chat_template = ChatTemplate.load(folder, self.tokenizer)
+        self._folder = folder
+        self.tokenizer = Tokenizer.load(folder) if (folder / TOKENIZER_FILE).exists() else None
+        self.chat_template = (
+            ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
+        )
         self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
         self.backend = select_backend(backend, folder) if isinstance(backend, str) else backend
         executable = self.backend.compile(
@@ -109,7 +116,9 @@ class LLM:
             executable,
             options,
             tokenizer=self.tokenizer,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=(
+                configured_eos_token_ids(folder) or () if self.tokenizer is None else self.tokenizer.eos_token_ids
+            ),
             default_params=self.default_params,
             max_model_len=max_model_len,
         )
@@ -122,6 +131,14 @@ class LLM:
         """Totals since loading: tokens per second, time to first token, KV blocks used, peak and in all."""
         return self.engine.stats
 
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the bundle's tokenizer; RequestError when it has none."""
+        if self.tokenizer is None:
+            raise RequestError(
+                f"the bundle {self._folder} has no tokenizer ({TOKENIZER_FILE}), so it takes no text; give token ids"
+            )
+        return self.tokenizer
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -132,7 +149,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue every prompt, all of them together, and return the results in order.
 
-        A prompt is a text or a list of token ids. `params` and `priority` are for all prompts, or one each.
+        A prompt is a text or a list of token ids; without a tokenizer only token ids are taken, and the texts of the
+        outputs are empty. `params` and `priority` are for all prompts, or one each.
         `on_finished(position, output)` is called as each prompt is done. Raises RequestError before anything
         runs when one of the prompts cannot be served, and whatever error ends a request later; in that case
         the other requests of this call are aborted.
@@ -188,6 +206,7 @@ class LLM:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
     ) -> str:
+        self.require_tokenizer()
         return self.chat_template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **(variables or {})
         )
@@ -204,7 +223,7 @@ class LLM:
         requests = []
         for prompt, prompt_params, prompt_priority in zip(prompts, each_params, priorities, strict=True):
             text = prompt if isinstance(prompt, str) else None
-            ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+            ids = self.require_tokenizer().encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
             requests.append(
                 self.engine.prepare(str(next(self._ids)), ids, prompt_params, prompt=text, priority=prompt_priority)
             )

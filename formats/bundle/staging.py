@@ -21,11 +21,13 @@ def check_destination(path: Path, *, overwrite: bool, source: Path | None = None
     """Refuse, before any work, a destination that must not be written; raises BundleError.
 
     Only an absent path, an empty folder, or (with `overwrite`) a bundle without foreign files may be written, and
-    never the source of the weights nor a folder that contains it.
+    never the source of the weights, a folder that contains it, nor one inside it.
     """
     target = path.resolve()
     if source is not None and source.resolve().is_relative_to(target):
         raise BundleError(f"{path}: this is where the source's files are ({source}); choose another output folder")
+    if source is not None and source.is_dir() and target.is_relative_to(source.resolve()):
+        raise BundleError(f"{path}: lies inside the source ({source}); choose an output folder outside of it")
     if path.is_symlink():
         raise BundleError(f"{path}: is a symbolic link; give the folder it points to, or another output folder")
     if not path.exists():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferencex.formats.errors import OptionError, RequestError
-from inferencex.runtime.cli.batch_files import InputLine, OutputFile, read_input
+from inferencex.formats.bundle.layout import MANIFEST_FILE
+from inferencex.formats.errors import BundleError, OptionError, RequestError
+from inferencex.runtime.cli.batch_files import Circumstances, InputLine, OutputFile, read_input, short_digest
 from inferencex.runtime.cli.progress import BatchProgress
 from inferencex.runtime.cli.requests import encode, parse_request
 from inferencex.runtime.outputs import CompletionOutput, RequestOutput
@@ -24,13 +27,37 @@ _LINES_AHEAD = 8
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What to answer, and how."""
+    """What to answer, with which bundle, and how; `max_model_len` cuts answers that are given no length."""
 
+    bundle: Path
     input: Path
     output: Path
     params: SamplingParams
     raw: bool = False
     system: str | None = None
+    max_model_len: int | None = None
+
+    @cached_property
+    def circumstances(self) -> Circumstances:
+        """Digests of what the answers depend on beside the line itself, for each record.
+
+        Raises BundleError when the folder holds no bundle.
+        """
+        manifest = self.bundle / MANIFEST_FILE
+        try:
+            identity = manifest.read_bytes()
+        except OSError as error:
+            raise BundleError(
+                f"{manifest}: cannot be read ({error.strerror or error}); give the folder of a bundle"
+            ) from error
+        settings = {
+            "sampling": asdict(self.params),
+            "raw": self.raw,
+            "system": self.system,
+            "max_model_len": self.max_model_len,
+        }
+        written = json.dumps(settings, sort_keys=True, default=sorted).encode()
+        return {"bundle_sha256": short_digest(identity), "settings_sha256": short_digest(written)}
 
     def check(self) -> int:
         """Read the whole input and return its number of lines, before any model is loaded.
@@ -77,11 +104,11 @@ def run_batch(
                 _submit(llm, job, line)
                 running[_request_id(line)] = (position, line)
             except RequestError as error:
-                ready[position] = {**_heading(line), "error": str(error)}
+                ready[position] = {**_heading(job, line), "error": str(error)}
             position += 1
         for request_output in _step(llm):
             place, line = running.pop(request_output.request_id)
-            ready[place] = _record(line, request_output)
+            ready[place] = _record(llm, job, line, request_output)
             progress.add_tokens(sum(len(answer.token_ids) for answer in request_output.outputs))
         while written in ready:
             record = ready.pop(written)
@@ -109,19 +136,19 @@ def _step(llm: LLM) -> Iterator[RequestOutput]:
                 yield delta.output
 
 
-def _heading(line: InputLine) -> dict[str, Any]:
-    heading: dict[str, Any] = {"line": line.number, "input_sha256": line.digest}
+def _heading(job: BatchJob, line: InputLine) -> dict[str, Any]:
+    heading: dict[str, Any] = {"line": line.number, "input_sha256": line.digest, **job.circumstances}
     if "id" in line.record:
         heading["id"] = line.record["id"]
     return heading
 
 
-def _record(line: InputLine, output: RequestOutput) -> dict[str, Any]:
+def _record(llm: LLM, job: BatchJob, line: InputLine, output: RequestOutput) -> dict[str, Any]:
     if output.error is not None:
-        return {**_heading(line), "error": str(output.error)}
-    answers = [_answer(answer) for answer in output.outputs]
+        return {**_heading(job, line), "error": str(output.error)}
+    answers = [_answer(answer, llm.tokenizer is None) for answer in output.outputs]
     record = {
-        **_heading(line),
+        **_heading(job, line),
         **answers[0],
         "prompt_tokens": len(output.prompt_token_ids),
         "completion_tokens": sum(len(answer.token_ids) for answer in output.outputs),
@@ -131,12 +158,14 @@ def _record(line: InputLine, output: RequestOutput) -> dict[str, Any]:
     return record
 
 
-def _answer(answer: CompletionOutput) -> dict[str, Any]:
+def _answer(answer: CompletionOutput, textless: bool) -> dict[str, Any]:
+    """Return what is said of one answer; without a tokenizer its token ids are all there is to say."""
     shown: dict[str, Any] = {"text": answer.text, "finish_reason": answer.finish_reason}
     if answer.stop_reason is not None:
         shown["stop_reason"] = answer.stop_reason
-    if answer.logprobs is not None:
+    if answer.logprobs is not None or textless:
         shown["token_ids"] = list(answer.token_ids)
+    if answer.logprobs is not None:
         shown["logprobs"] = [_position(position) for position in answer.logprobs]
     return shown
 

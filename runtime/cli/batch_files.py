@@ -1,7 +1,8 @@
 """The two files of batch mode: requests in, answers out, line by line.
 
 The output has one record for each non-blank line of the input, in its order, so how far a run came is how many
-records there are. Each names its input line by number and digest; a run that finds records of other lines stops.
+records there are. Each names its input line by number and digest, and by two more digests the bundle and the
+settings that it was answered with; a run that finds records of other lines, or answered otherwise, stops.
 """
 
 from __future__ import annotations
@@ -14,9 +15,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from inferencex.formats.errors import OptionError, RequestError
+
+
+class Circumstances(TypedDict):
+    """What all records of a run have in common: short digests of the bundle's manifest and of the settings."""
+
+    bundle_sha256: str
+    settings_sha256: str
+
+
+def short_digest(data: bytes) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def read_input(path: Path) -> Iterator[InputLine]:
                 raise RequestError(f"{path}, line {number}: is not JSON ({error})") from error
             if not isinstance(record, dict):
                 raise RequestError(f"{path}, line {number}: is a JSON {type(record).__name__}, expected an object")
-            yield InputLine(number, hashlib.sha256(line.strip()).hexdigest()[:16], record)
+            yield InputLine(number, short_digest(line.strip()), record)
 
 
 class OutputFile:
@@ -73,10 +86,10 @@ class OutputFile:
     ) -> None:
         self._file.close()
 
-    def resume(self, lines: Iterator[InputLine]) -> int:
+    def resume(self, lines: Iterator[InputLine], circumstances: Circumstances) -> int:
         """Cut off a half-written record, take the lines that are done off `lines`, and return their number.
 
-        Raises OptionError when the file is not the beginning of this input's output.
+        Raises OptionError when the file is not the beginning of this input's output under these circumstances.
         """
         self._file.seek(0)
         done = whole = 0
@@ -84,7 +97,7 @@ class OutputFile:
             if not row.endswith(b"\n"):
                 break
             whole += len(row)
-            self._check(row, done + 1, next(lines, None))
+            self._check(row, done + 1, next(lines, None), circumstances)
             done += 1
         if whole != self._file.seek(0, os.SEEK_END):
             self._file.truncate(whole)
@@ -99,7 +112,7 @@ class OutputFile:
         self._file.write(row + b"\n")
         self._file.flush()
 
-    def _check(self, row: bytes, number: int, line: InputLine | None) -> None:
+    def _check(self, row: bytes, number: int, line: InputLine | None, circumstances: Circumstances) -> None:
         advice = "move it away to start afresh"
         try:
             record = json.loads(row)
@@ -112,4 +125,14 @@ class OutputFile:
             raise OptionError(
                 f"--output {self.path}, line {number}: answers line {found[0]} of another input, "
                 f"expected line {line.number} of this one; {advice}"
+            )
+        given_with = {
+            "bundle_sha256": "another bundle",
+            "settings_sha256": "other settings (sampling options, --system, --raw or --max-model-len)",
+        }
+        others = [what for key, what in given_with.items() if record.get(key) != circumstances[key]]  # type: ignore[literal-required]
+        if others:
+            raise OptionError(
+                f"--output {self.path}, line {number}: was answered with {' and '.join(others)}; "
+                "continue with those, or name another --output"
             )

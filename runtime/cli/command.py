@@ -105,11 +105,12 @@ def run(
     engine = {name: value for name, value in engine.items() if value is not None}
     _check_modes(bundle, prompt, system, raw, input, output, params)
     if input is not None and output is not None:
-        _batch(bundle, engine, BatchJob(input, output, params, raw, system), stats)
+        _batch(engine, BatchJob(bundle, input, output, params, raw, system, max_model_len), stats)
         return
     interactive = prompt is None and sys.stdin.isatty()
     prompts = prompt if prompt is not None else [] if interactive else [_standard_input()]
-    llm = load(bundle, engine)
+    llm = _load(bundle, engine)
+    llm.require_tokenizer()
     _check_system(llm, system)
     if interactive:
         Chat(llm, params, raw, system, stderr_console()).run()
@@ -123,6 +124,14 @@ def load(bundle: Path, engine: dict[str, Any]) -> LLM:
     from inferencex.runtime.llm import LLM
 
     return LLM(bundle, **engine)
+
+
+def _load(bundle: Path, engine: dict[str, Any]) -> LLM:
+    """Load a bundle; what is wrong with an option is said of the flag that set it."""
+    try:
+        return load(bundle, engine)
+    except OptionError as error:
+        raise OptionError(options.with_flags(str(error))) from error
 
 
 def main() -> None:
@@ -154,17 +163,18 @@ def _check_modes(
         raise OptionError("--logprobs needs --input and --output; the terminal shows only text")
 
 
-def _batch(bundle: Path, engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
+def _batch(engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
     total = job.check()
+    circumstances = job.circumstances
     console = stderr_console()
     with OutputFile(job.output) as output:
         lines = read_input(job.input)
-        done = output.resume(lines)
+        done = output.resume(lines, circumstances)
         if done:
             console.print(f"{done} of {total} lines were answered by an earlier run")
         if done == total:
             return
-        llm = load(bundle, engine)
+        llm = _load(job.bundle, engine)
         _check_system(llm, job.system)
         with BatchProgress(console, total, done) as progress:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -90,6 +91,15 @@ SchedulingPolicy = Annotated[
     Literal["fcfs", "priority"], _option(_ENGINE, "--scheduling-policy", help="Which request goes first.")
 ]
 
+# keyword of LLM -> the flag that sets it
+_FLAGS = {
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "num_kv_blocks": "--kv-blocks",
+    "threads": "--threads",
+}
+
 _PARAMETERS = frozenset(field.name for field in fields(SamplingParams))
 
 
@@ -106,6 +116,11 @@ def with_parameters(params: SamplingParams, values: Mapping[str, Any]) -> Sampli
     if isinstance(biases, Mapping):  # JSON has no other keys than texts
         changes["logit_bias"] = {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in biases.items()}
     return replace(params, **changes)
+
+
+def with_flags(message: str) -> str:
+    """Return a message about the engine's options (`num_kv_blocks=0`) in terms of the flags (`--kv-blocks 0`)."""
+    return re.sub(rf"\b({'|'.join(_FLAGS)})=", lambda match: f"{_FLAGS[match[1]]} ", message)
 
 
 def parse_biases(entries: list[str] | None) -> dict[int, float] | None:

@@ -65,20 +65,21 @@ def encode(llm: LLM, request: RunRequest, raw: bool, system: str | None) -> tupl
 
     A prompt is a turn of the user unless `raw`, or the bundle has no chat template. `system` begins every
     conversation that has no system message of its own. Raises RequestError when a
-    conversation cannot be rendered.
+    conversation cannot be rendered, or anything but token ids is asked of a bundle without a tokenizer.
     """
     if request.token_ids is not None:
         return None, request.token_ids
+    tokenizer = llm.require_tokenizer()
     messages = request.messages
     if messages is None:
         prompt = request.prompt or ""
         if raw or not llm.chat_template:
-            return prompt, llm.tokenizer.encode(prompt)
+            return prompt, tokenizer.encode(prompt)
         messages = chat_messages(prompt, system)
     elif system is not None and not any(message.get("role") == "system" for message in messages):
         messages = [*chat_messages("", system)[:1], *messages]
     text = llm.chat_template.render(messages, tools=request.tools)
-    return text, llm.tokenizer.encode(text, add_special_tokens=False)
+    return text, tokenizer.encode(text, add_special_tokens=False)
 
 
 def _text(value: object) -> str | None:

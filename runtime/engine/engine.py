@@ -130,7 +130,9 @@ class Engine:
             raise RequestError(f"{name}: priority is {priority!r:.60}; expected an integer (lower ones go first)")
         resolved = asked.with_defaults(self.default_params)
         if resolved.stop and self._tokenizer is None:
-            raise RequestError(f"{name}: stop strings need a tokenizer, and this engine has none; use stop_token_ids")
+            raise RequestError(
+                f"{name}: stop strings need a tokenizer, and the bundle has no tokenizer; use stop_token_ids"
+            )
         tokens = admission.check_prompt(name, prompt_token_ids, self.limits)
         admission.check_token_ids(name, resolved, self.limits)
         stop_ids = frozenset(resolved.stop_token_ids)

@@ -12,8 +12,11 @@ import tokenizers
 
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text.cleanup import clean_up_spaces
+from inferencex.runtime.text.eos import configured_eos_token_ids
 from inferencex.runtime.text.side_files import read_json_object, read_text
 from inferencex.runtime.text.special_tokens import CONFIG_FILE, read_special_tokens
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
@@ -39,7 +42,7 @@ class Tokenizer:
         `generation_config.json`, then `config.json`, then the tokenizer's own `eos_token` say which ids end a
         text. Raises BundleError when a file is missing or unreadable.
         """
-        path = bundle_dir / "tokenizer.json"
+        path = bundle_dir / TOKENIZER_FILE
         if not path.is_file():
             raise BundleError(f"{path}: not found; a bundle needs its tokenizer: convert the model again")
         serialized = read_text(path)
@@ -143,19 +146,8 @@ def _cleans_up(config: dict[str, Any], backend: tokenizers.Tokenizer) -> bool:
 
 def _eos_token_ids(bundle_dir: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
     """Return the ids that end a text, from the first file that names any."""
-    config = read_json_object(bundle_dir / "config.json")
-    text_config = config.get("text_config")
-    for path, source in (
-        (bundle_dir / "generation_config.json", read_json_object(bundle_dir / "generation_config.json")),
-        (bundle_dir / "config.json", config),
-        (bundle_dir / "config.json", text_config if isinstance(text_config, dict) else {}),
-    ):
-        value = source.get("eos_token_id")
-        if value is None or value == []:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(index, int) and not isinstance(index, bool) and index >= 0 for index in ids):
-            raise BundleError(f"{path}: eos_token_id is {value!r}, expected a token id or a list of token ids")
-        return tuple(sorted(set(ids)))
+    configured = configured_eos_token_ids(bundle_dir)
+    if configured is not None:
+        return configured
     index = backend.token_to_id(eos_token) if eos_token is not None else None
     return () if index is None else (index,)

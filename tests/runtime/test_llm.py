@@ -27,13 +27,13 @@ def whole(llm: LLM) -> bool:
 
 def test_prompts_of_every_form(text_bundle: Path, hash_backend: Any) -> None:
     llm = LLM(text_bundle, backend=hash_backend)
-    ids = llm.tokenizer.encode("the cat")
+    ids = llm.require_tokenizer().encode("the cat")
     one, of_list, of_ids, of_id_lists = (llm.generate(p, PARAMS) for p in ("the cat", ["the cat"], ids, [ids]))
     for results in (one, of_list, of_ids, of_id_lists):
         [result] = results
         assert result.prompt_token_ids == tuple(ids)
         assert list(result.outputs[0].token_ids) == hash_backend.model.greedy(ids, 10)
-        assert result.outputs[0].text == llm.tokenizer.decode(result.outputs[0].token_ids)
+        assert result.outputs[0].text == llm.require_tokenizer().decode(result.outputs[0].token_ids)
         assert result.outputs[0].finish_reason == "length"
     assert (one[0].prompt, of_ids[0].prompt) == ("the cat", None)
     assert llm.generate([]) == []
@@ -65,7 +65,7 @@ def test_chat_renders_the_template_once(text_bundle: Path, hash_backend: Any) ->
     rendered = "<|user|>the cat?<|assistant|>"
     [answer] = llm.chat(question, PARAMS)
     assert answer.prompt == rendered
-    assert list(answer.prompt_token_ids) == llm.tokenizer.encode(rendered, add_special_tokens=False)
+    assert list(answer.prompt_token_ids) == llm.require_tokenizer().encode(rendered, add_special_tokens=False)
     assert [a.outputs[0].text for a in llm.chat([question, question], PARAMS)] == [answer.outputs[0].text] * 2
     assert "".join(delta.text for delta in llm.stream_chat(question, PARAMS)) == answer.outputs[0].text
     assert whole(llm)

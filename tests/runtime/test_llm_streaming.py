@@ -19,7 +19,7 @@ STORY = "naïve 🙂🚀 日本語 café: the cat sat STOP on the mat"
 def scripted(bundle: Path, backend: Any, text: str, **options: Any) -> LLM:
     """A model that answers any prompt of one token with `text`, then ends."""
     llm = LLM(bundle, backend=backend, **options)
-    script = [*llm.tokenizer.encode(text, add_special_tokens=False), 0]
+    script = [*llm.require_tokenizer().encode(text, add_special_tokens=False), 0]
 
     def speak(context: list[int], logits: Any) -> Any:
         logits[script[min(len(context) - 1, len(script) - 1)]] = 50.0
@@ -57,7 +57,7 @@ def test_no_delta_ends_inside_a_code_point(text_bundle: Path, hash_backend: Any)
 def test_bytes_left_over_at_the_end_are_flushed(text_bundle: Path, hash_backend: Any) -> None:
     llm = scripted(text_bundle, hash_backend, "🦜")
     answer, _ = ask(llm, max_tokens=2)
-    assert answer.text == llm.tokenizer.decode(answer.token_ids) == "\ufffd"
+    assert answer.text == llm.require_tokenizer().decode(answer.token_ids) == "\ufffd"
 
 
 def test_an_abort_gives_what_there_is(text_bundle: Path, hash_backend: Any) -> None:
@@ -86,7 +86,7 @@ def test_what_looks_like_a_stop_string_is_given_back(text_bundle: Path, hash_bac
     answer, _ = ask(llm, stop=["STOP", "cats"])
     assert (answer.text, answer.finish_reason) == ("the STO cat ST", "stop")
     cut, _ = ask(llm, stop=["STOP"], max_tokens=len(answer.token_ids) - 2)
-    assert cut.text == llm.tokenizer.decode(cut.token_ids) and cut.finish_reason == "length"
+    assert cut.text == llm.require_tokenizer().decode(cut.token_ids) and cut.finish_reason == "length"
 
 
 def test_overlapping_stop_strings_and_min_tokens(text_bundle: Path, hash_backend: Any) -> None:
@@ -100,7 +100,7 @@ def test_overlapping_stop_strings_and_min_tokens(text_bundle: Path, hash_backend
 
 def test_a_stop_token_leaves_no_text(text_bundle: Path, hash_backend: Any) -> None:
     llm = scripted(text_bundle, hash_backend, "abc")
-    token = llm.tokenizer.encode("c")[0]
+    token = llm.require_tokenizer().encode("c")[0]
     answer, _ = ask(llm, stop_token_ids=[token])
     assert (answer.text, answer.stop_reason, answer.token_ids[-1]) == ("ab", token, token)
     answer, _ = ask(llm, stop_token_ids=[token], include_stop_str_in_output=True)
@@ -122,7 +122,7 @@ def test_offsets_slice_the_text(text_bundle: Path, hash_backend: Any, fields: di
     pieces = [answer.text[start:end] for start, end in zip(answer.text_offsets, ends, strict=True)]
     assert "".join(pieces) == answer.text
     for piece, token_id, end in zip(pieces, answer.token_ids, ends, strict=True):
-        alone = llm.tokenizer.decode([token_id])
+        alone = llm.require_tokenizer().decode([token_id])
         if "\ufffd" not in alone and end < len(answer.text):
             assert piece == alone
         assert next(iter(answer.logprobs[0].values())).decoded_token is not None
@@ -132,14 +132,14 @@ def test_offsets_slice_the_text(text_bundle: Path, hash_backend: Any, fields: di
 @given(data=st.data(), text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=25))
 def test_any_text_and_any_stop(data: Any, text: str, streaming_llm: tuple[LLM, Any]) -> None:
     llm, backend = streaming_llm
-    script = [*llm.tokenizer.encode(text, add_special_tokens=False), 0]
+    script = [*llm.require_tokenizer().encode(text, add_special_tokens=False), 0]
 
     def speak(context: list[int], logits: Any) -> Any:
         logits[script[min(len(context) - 1, len(script) - 1)]] = 50.0
         return logits
 
     backend.model.transform = speak
-    decoded = llm.tokenizer.decode(script)
+    decoded = llm.require_tokenizer().decode(script)
     begin = data.draw(st.integers(0, len(decoded)))
     stop = decoded[begin : begin + data.draw(st.integers(1, 4))]
     answer, _ = ask(llm, stop=[stop] if stop else [])

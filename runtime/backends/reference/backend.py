@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from inferencex.formats.bundle import Bundle
+from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BundleError
 from inferencex.runtime.backends.base import BackendOptions
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
+from inferencex.runtime.backends.reference.position_tables import check_positions
 
 # Weights that take more than this as float32 are converted anew at each use instead of being kept.
 _KEPT_WEIGHTS_BYTES = 8 << 30
@@ -33,13 +35,17 @@ class ReferenceBackend:
 
 
 def compile_bundle(bundle: Bundle, options: BackendOptions, *, keep_weights: bool | None = None) -> ReferenceExecutable:
-    """Make an executable of an open bundle; `keep_weights` None keeps them if they fit in a few GiB."""
+    """Make an executable of an open bundle; `keep_weights` None keeps them if they fit in a few GiB.
+
+    Raises BundleError when the manifest promises longer sequences than the graph has tables for.
+    """
     facts = bundle.manifest.architecture
     max_model_len, independent = facts.get("max_model_len"), facts.get("length_independent_up_to")
     if not isinstance(max_model_len, int) or max_model_len < 1:
         raise BundleError(
             f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number"
         )
+    check_positions(bundle.model.graph, max_model_len, str(bundle.path / GRAPH_FILE))
     if keep_weights is None:
         elements = sum(_elements(stored.shape) for stored in bundle.stored.values())
         keep_weights = 4 * elements <= _KEPT_WEIGHTS_BYTES

@@ -40,6 +40,7 @@ class StaticValues:
         source = self._sources[name]
         if isinstance(source, ir.Value):
             result = interpreter.to_tensor(_constant(source))
+            _release(source)
             keep = not any(str(user.outputs[0].name) in self._sources for user in source.consumers())
         else:
             inputs = [None if v is None else self.get(str(v.name)) for v in source.inputs]
@@ -60,7 +61,9 @@ class StaticValues:
         """Return `get(name)[index]`, reading and converting only those rows where the graph allows it."""
         source = self._sources[name]
         if isinstance(source, ir.Value):
-            return _initializer_rows(source, index)
+            result = _initializer_rows(source, index)
+            _release(source)
+            return result
         data = source.inputs[0]
         per_row = source.op_type in ("Cast", "DequantizeLinear") and data is not None
         if not per_row or data is None:
@@ -91,3 +94,9 @@ def _initializer_rows(value: ir.Value, index: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return interpreter.to_tensor(ir.Tensor(array, dtype=tensor.dtype))
+
+
+def _release(value: ir.Value) -> None:
+    """Let go of what a memory-mapped tensor holds on to, unpacked 4-bit values above all; it was copied."""
+    if isinstance(value.const_value, ir.ExternalTensor):
+        value.const_value.release()
