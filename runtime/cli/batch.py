@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferencex.formats.bundle.layout import MANIFEST_FILE
 from inferencex.formats.errors import BundleError, OptionError, RequestError
 from inferencex.runtime.cli.batch_files import Circumstances, InputLine, OutputFile, read_input, short_digest
 from inferencex.runtime.cli.progress import BatchProgress
@@ -43,6 +42,8 @@ class BatchJob:
 
         Raises BundleError when the folder holds no bundle.
         """
+        from inferencex.formats.bundle.layout import MANIFEST_FILE  # here, for it brings onnx, and help needs none
+
         manifest = self.bundle / MANIFEST_FILE
         try:
             identity = manifest.read_bytes()
@@ -56,7 +57,7 @@ class BatchJob:
             "system": self.system,
             "max_model_len": self.max_model_len,
         }
-        written = json.dumps(settings, sort_keys=True, default=sorted).encode()
+        written = json.dumps(settings, sort_keys=True).encode()
         return {"bundle_sha256": short_digest(identity), "settings_sha256": short_digest(written)}
 
     def check(self) -> int:

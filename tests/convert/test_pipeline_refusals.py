@@ -15,6 +15,7 @@ from inferencex.convert.pipeline import ConvertOptions, convert
 from inferencex.convert.quantize import parse_scheme
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import (
+    BundleError,
     CaptureError,
     FidelityError,
     InferenceXError,
@@ -22,6 +23,8 @@ from inferencex.formats.errors import (
     QuantizationError,
     SourceError,
 )
+from inferencex.runtime.backends.base import BackendOptions
+from inferencex.runtime.backends.reference.backend import compile_bundle
 from tests.architectures import zoo
 from tests.smollm2 import Quiet
 
@@ -80,12 +83,38 @@ def test_contexts_beyond_what_a_graph_is_recorded_for(source: Path) -> None:
     [
         *(({"threads": count}, f"--threads {count}: expected") for count in (0, -3, 10**6)),
         *(({"verify_limit": limit}, f"--verify-limit {limit}: ") for limit in (0.0, -1.0, math.nan, math.inf)),
+        ({"seed": 0}, "--seed 0 is for --random-weights"),
         ({"verify_limit": 1.0, "verify": False}, "--verify-limit means nothing with --no-verify"),
     ],
 )
 def test_options_are_refused_before_any_work(source: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         ConvertOptions(str(source), source.parent / "out", parse_scheme("none"), **options)
+
+
+@pytest.mark.parametrize("model_id", ["", "  "])
+def test_no_source_at_all(tmp_path: Path, model_id: str) -> None:
+    with pytest.raises(OptionError, match="--model-id is empty"):
+        ConvertOptions(model_id, tmp_path / "out", parse_scheme("none"))
+
+
+def test_a_bundle_inside_its_source(source: Path) -> None:
+    before = sorted(source.iterdir())
+    for output in (source / "out", source / "deep" / "er" / "out"):
+        with pytest.raises(BundleError, match=f"{output}: lies inside the source"):
+            convert(ConvertOptions(str(source), output, parse_scheme("none")), Quiet())
+    assert sorted(source.iterdir()) == before
+
+
+def test_manifests_that_promise_more_positions_than_tables_hold(source: Path) -> None:
+    bundle = _convert(source, max_model_len=32, verify=False)
+    path = bundle / "bundle.json"
+    compile_bundle(Bundle.open(bundle), BackendOptions(num_blocks=2))
+    manifest = json.loads(path.read_text())
+    manifest["architecture"]["max_model_len"] = 33
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"has 32 rows, for sequences of 32 tokens.*max_model_len is 33"):
+        compile_bundle(Bundle.open(bundle), BackendOptions(num_blocks=2))
 
 
 @pytest.mark.parametrize("verify", [True, False])

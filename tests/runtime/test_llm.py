@@ -52,6 +52,31 @@ def test_results_come_in_order_and_are_announced_as_they_finish(text_bundle: Pat
     assert list(announced) != [0, 1, 2, 3, 4]
 
 
+def test_a_bundle_without_a_tokenizer_takes_token_ids(text_bundle: Path, hash_backend: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(text_bundle, folder)
+    (folder / "tokenizer.json").unlink()
+    llm = LLM(folder, backend=hash_backend)
+    assert llm.tokenizer is None and not llm.chat_template
+    [result] = llm.generate([5, 6, 7], PARAMS)
+    assert list(result.outputs[0].token_ids) == hash_backend.model.greedy([5, 6, 7], 10)
+    assert result.outputs[0].text == "" and result.prompt is None
+    end = result.outputs[0].token_ids[3]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    [stopped] = LLM(folder, backend=hash_backend).generate([[5, 6, 7]], PARAMS)
+    assert stopped.outputs[0].finish_reason == "stop"
+    assert len(stopped.outputs[0].token_ids) == 1 + result.outputs[0].token_ids.index(end)
+    with pytest.raises(RequestError, match=r"has no tokenizer \(tokenizer.json\)"):
+        llm.generate("the cat")
+    with pytest.raises(RequestError, match="has no tokenizer"):
+        llm.chat([{"role": "user", "content": "the cat?"}])
+    with pytest.raises(RequestError, match="has no tokenizer"):
+        llm.stream_chat([{"role": "user", "content": "the cat?"}])
+    with pytest.raises(RequestError, match="the bundle has no tokenizer; use stop_token_ids"):
+        llm.generate([5], SamplingParams(stop="x"))
+    assert whole(llm)
+
+
 def test_priorities(text_bundle: Path, hash_backend: Any) -> None:
     llm = LLM(text_bundle, backend=hash_backend, max_num_seqs=1, scheduling_policy="priority")
     order: list[int] = []

@@ -39,6 +39,7 @@ def write_bundle(folder: Path, chat: bool = True) -> Path:
     if chat:
         config["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "bundle.json").write_text("{}")
     return folder
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -199,6 +200,79 @@ def test_an_output_of_something_else_is_left_alone(run: Callable[..., Any], bund
     write_input(source, LINES[:1])
     result = run(*arguments)
     assert result.status == 1 and "more records than the input has lines" in result.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), ("--temperature", "0.5")),
+        ((), ("--raw",)),
+        (("--system", "S"), ("--system", "T")),
+        (("--logit-bias", "5=1"), ("--logit-bias", "5=2")),
+        ((), ("--max-model-len", "99")),
+    ],
+)
+def test_a_run_is_not_continued_with_other_settings(
+    run: Callable[..., Any], bundle: Path, tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    source, target = write_input(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "out.jsonl"
+    arguments = [bundle, "--input", source, "--output", target, "--no-stats"]
+    assert run(*arguments, *before).status == 0
+    content = target.read_bytes()
+    result = run(*arguments, *after)
+    assert result.status == 1 and result.err.count("\n") == 1
+    assert "line 1: was answered with other settings (sampling options," in result.err
+    assert "another --output" in result.err and target.read_bytes() == content
+    assert run(*arguments, *before).status == 0
+    assert run(*arguments, *before, "--max-num-seqs", 2, "--threads", 1).status == 0
+
+
+def test_a_run_is_not_continued_with_another_bundle(
+    run: Callable[..., Any], bundle: Path, plain_bundle: Path, tmp_path: Path
+) -> None:
+    source, target = write_input(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "out.jsonl"
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    for folder in (moved, other):
+        shutil.copytree(bundle, folder)
+    (other / "bundle.json").write_text('{"other": 1}')
+    arguments = ["--input", source, "--output", target, "--no-stats"]
+    assert run(bundle, *arguments).status == 0
+    assert run(moved, *arguments).status == 0
+    result = run(other, *arguments)
+    assert result.status == 1 and "was answered with another bundle; continue" in result.err
+    (other / "bundle.json").unlink()
+    assert "bundle.json: cannot be read" in run(other, *arguments).err
+
+
+def test_without_a_tokenizer_token_ids_are_answered(run: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle, folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 256}))
+    lines = [
+        {"token_ids": [5, 6, 7]},
+        {"token_ids": [5, 6], "logprobs": 0},
+        {"prompt": "a"},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"token_ids": [5], "stop": "x"},
+    ]
+    source, target = write_input(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    assert run(folder, "--input", source, "--output", target).status == 1
+    found = records(target)
+    assert (found[0]["text"], found[0]["token_ids"], found[0]["finish_reason"]) == ("", [5, 6, 7, 256], "stop")
+    assert found[1]["token_ids"] == [5, 6, 256] and len(found[1]["logprobs"]) == 3
+    assert all("has no tokenizer" in record["error"] for record in found[2:])
+    result = run(folder, "--prompt", "a")
+    assert result.status == 1 and "has no tokenizer" in result.err and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--kv-blocks", 0), ("--kv-blocks", 10**9), ("--max-model-len", 5000), ("--max-num-seqs", 0), ("--threads", 5000)],
+)
+def test_engine_options_are_named_as_flags(run: Callable[..., Any], bundle: Path, option: str, value: int) -> None:
+    result = run(bundle, "--prompt", "a", option, value)
+    assert result.status == 1 and f"{option} {value}" in result.err
 
 
 def test_lines_added_to_the_input_are_answered(run: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_engine_options_reach_the_engine(run: Callable[..., Any], bundle: Path) 
         (["-p", "x", "--logprobs", "1"], 1, "--logprobs needs --input and --output"),
         (["-p", "x", "--scheduling-policy", "random"], 2, "Invalid value for '--scheduling-policy'"),
         (["--nonsense"], 2, "No such option: --nonsense"),
-        (["-p", "x", "--max-model-len", "100000"], 1, "max_model_len=100000"),
+        (["-p", "x", "--max-model-len", "100000"], 1, "--max-model-len 100000 is"),
     ],
 )
 def test_wrong_use_is_one_line_on_standard_error(
