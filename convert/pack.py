@@ -99,7 +99,7 @@ class WeightPacker:
         plan = self.plans.get(name)
         role = plan.role if plan is not None else "other"
         shape = tuple(tensor.shape)
-        if not bool(torch.isfinite(tensor).all()) if tensor.is_floating_point() else False:
+        if not _is_finite(tensor):
             raise QuantizationError(f"{name}: the checkpoint holds values that are not finite (NaN or infinity)")
         if plan is None or plan.scheme is None:
             stored = self._store_plain(writer, name, value, tensor)
@@ -158,6 +158,14 @@ class WeightPacker:
         self.graph.insert_before(min((u.node for u in users), key=self.graph.index), [node])
         for use in users:
             use.node.replace_input_with(use.idx, node.outputs[0])
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Tell whether all numbers are finite, looking at some rows at a time."""
+    if not tensor.is_floating_point() or tensor.dim() == 0:
+        return bool(torch.isfinite(tensor).all())
+    rows = max(1, _CHUNK_ELEMENTS // max(1, tensor.shape[1:].numel()))
+    return all(bool(torch.isfinite(part).all()) for part in tensor.split(rows))
 
 
 def _chunks(tensor: Tensor, dtype: torch.dtype) -> Iterator[NDArray[np.generic]]:

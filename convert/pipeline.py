@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,9 @@ from inferencex.formats.errors import CaptureError, FidelityError, OptionError
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MAX_THREADS = 1024
 _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+
+# Bytes of float32 weights above which source and bundle are run one after the other, to save memory.
+_BOTH_AT_ONCE = 4 << 30
 
 # How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
 # weights are far above: a shuffled layer gives several nats.
@@ -311,13 +315,17 @@ def _verify(
     table = captured.module.get_input_embeddings().weight
     assert isinstance(table, torch.Tensor)
     token_ids = probe_tokens(staged, table.shape[0], min(options.verify_tokens, max_model_len))
-    source = source_logits(captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
+    with ThreadPoolExecutor(1) as other:  # torch releases the GIL, so both runs can proceed at once
+        running = other.submit(source_logits, captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
+        if 4 * sum(weight.parameters for weight in report.weights) > _BOTH_AT_ONCE:
+            running.result()
+        bundle = fidelity.bundle_logits(staged, token_ids)
+        source = running.result()
     if not bool(torch.isfinite(source).all()):
         raise FidelityError(
             f"{options.model_id}: the model's own logits are not finite (NaN or infinity) before any conversion; its "
             "weights or config.json are damaged. Nothing was kept"
         )
-    bundle = fidelity.bundle_logits(staged, token_ids)
     result = fidelity.compare_logits(source, bundle, torch.tensor(token_ids))
     fidelity.check(result, _limit(options, report), options.model_id)
     return result

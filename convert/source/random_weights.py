@@ -99,11 +99,20 @@ def for_parameters(
     }
 
 
-def random_parameters(model: PreTrainedModel, *, seed: int) -> dict[str, ParameterSource]:
-    """Made-up values for every parameter of `model`; persistent buffers that have real values keep them."""
+def random_parameters(
+    model: PreTrainedModel, *, seed: int, dtype: torch.dtype | None = None
+) -> dict[str, ParameterSource]:
+    """Made-up values for every parameter of `model`; persistent buffers that have real values keep them.
+
+    `dtype` is that of floating-point parameters, such as the one a config names; None for the model's own.
+    """
     std = getattr(model.config.get_text_config(), "initializer_range", _DEFAULT_STD)
     real = {name: buffer for name, buffer in model.named_buffers() if has_values(buffer)}
-    shapes = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items() if name not in real}
+    shapes = {
+        name: (tuple(value.shape), dtype if dtype is not None and value.is_floating_point() else value.dtype)
+        for name, value in model.state_dict().items()
+        if name not in real
+    }
     handles = for_parameters(shapes, seed=seed, std=float(std))
     sources = {name: direct(name, handle) for name, handle in handles.items()}
     for name, buffer in real.items():

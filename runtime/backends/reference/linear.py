@@ -71,12 +71,17 @@ def _dequantize(
     output_dtype: int = 0,
 ) -> Tensor:
     axis = axis % x.dim()
+    y = x.to(torch.float32)  # the only copy: weights may be large
     scale = scale.to(torch.float32)
-    zero = torch.zeros_like(scale) if zero_point is None else zero_point.to(torch.float32)
-    if block_size:
-        scale = scale.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
-        zero = zero.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
-    elif scale.dim() == 1:
-        shape = [-1 if i == axis else 1 for i in range(x.dim())]
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    return (x.to(torch.float32) - zero) * scale
+    zero = None if zero_point is None else zero_point.to(torch.float32)
+    if not block_size:
+        shape = [-1 if i == axis else 1 for i in range(x.dim())] if scale.dim() == 1 else list(scale.shape)
+        y = y if zero is None else y.sub_(zero.reshape(shape))
+        return y.mul_(scale.reshape(shape))
+    for block in range(scale.shape[axis]):
+        start = block * block_size
+        part = y.narrow(axis, start, min(block_size, x.shape[axis] - start))
+        if zero is not None:
+            part.sub_(zero.narrow(axis, block, 1))
+        part.mul_(scale.narrow(axis, block, 1))
+    return y

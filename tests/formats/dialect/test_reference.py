@@ -41,7 +41,9 @@ def _whole(tokens: int) -> StepBatch:
 def _attend_in_torch(inputs: dict[str, Array | None], attributes: dict[str, Any]) -> Array:
     tensors = [None if x is None else torch.from_numpy(x) for x in inputs.values()]
     tokens = len(tensors[0])  # type: ignore[arg-type]
-    y: Array = AttentionState(1, tokens).run(_whole(tokens), tensors, attributes).numpy()
+    state = AttentionState(1, tokens)
+    state.begin(_whole(tokens))
+    y: Array = state.run(tensors, attributes).numpy()
     return y
 
 
