@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,6 +115,7 @@ def convert(
     debug: DebugOption = False,
 ) -> None:
     """Convert a language model into a bundle that `inferencex-run` and `inferencex serve` load."""
+    gc.disable()  # importing frameworks makes a million objects and no garbage
     from inferencex.convert.quantize import parse_scheme
     from inferencex.formats.errors import OptionError
 
@@ -132,6 +134,8 @@ def convert(
     from inferencex.convert.pipeline import convert as run
     from inferencex.convert.progress import observer
 
+    gc.freeze()  # what was imported stays
+    gc.enable()
     options = ConvertOptions(
         model_id=model_id,
         output=output,

@@ -71,6 +71,7 @@ class WeightPacker:
     ) -> None:
         self.graph = model.graph
         self.edit = Editor(model.graph)
+        self.places = {node: place for place, node in enumerate(model.graph)}  # of nodes that may read a weight
         self.plans = {plan.name: plan for plan in plans if plan.is_stored}
         self.sources = sources
         self.dtype = dtype
@@ -155,17 +156,17 @@ class WeightPacker:
         users = list(value.uses())
         node = self.edit.node(op_type, list(inputs), attributes, shape=value.shape, stem=f"{value.name}.float")
         node.name = node.outputs[0].name
-        self.graph.insert_before(min((u.node for u in users), key=self.graph.index), [node])
+        self.graph.insert_before(min((u.node for u in users), key=self.places.__getitem__), [node])
         for use in users:
             use.node.replace_input_with(use.idx, node.outputs[0])
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Tell whether all numbers are finite, looking at some rows at a time."""
-    if not tensor.is_floating_point() or tensor.dim() == 0:
-        return bool(torch.isfinite(tensor).all())
-    rows = max(1, _CHUNK_ELEMENTS // max(1, tensor.shape[1:].numel()))
-    return all(bool(torch.isfinite(part).all()) for part in tensor.split(rows))
+    """Tell whether all numbers are finite; NaN comes through a maximum as NaN."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def _chunks(tensor: Tensor, dtype: torch.dtype) -> Iterator[NDArray[np.generic]]:
