@@ -99,3 +99,17 @@ def expert_linear(x: Tensor, expert_ids: Tensor, weight: Tensor, bias: Tensor | 
 @expert_linear.register_fake
 def _(x: Tensor, expert_ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+@torch.library.custom_op("inferencex::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear`, opaque while recording: torch would decompose it to learn its shape, slowly."""
+    return torch.nn.functional.linear(x, weight, bias).clone()
+
+
+@linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+LINEAR = torch.ops.inferencex.linear.default

@@ -182,6 +182,12 @@ def _chunked_overlay(chunk_size: int, left_padding: Tensor) -> MaskFunction:
     return lambda batch, head, query, key: query // chunk_size == key // chunk_size
 
 
+def _linear_route(self: torch.nn.Linear, x: Tensor) -> Tensor:
+    """Serve as the forward of linear layers; `tidy` turns the operator back into torch's own."""
+    y: Tensor = ops.linear(x, self.weight, self.bias)
+    return y
+
+
 @contextlib.contextmanager
 def routed(positions: Tensor) -> Iterator[None]:
     """Make `NAME` an attention, mask and experts implementation while a graph over `positions [1, T]` is recorded."""
@@ -190,12 +196,15 @@ def routed(positions: Tensor) -> Iterator[None]:
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_route)
     replaced = {"find_packed_sequence_indices": lambda positions: None, "chunked_overlay": _chunked_overlay}
     originals = {name: getattr(masking_utils, name) for name in replaced}
+    linear_forward = torch.nn.Linear.forward
     try:
+        torch.nn.Linear.forward = _linear_route  # type: ignore[method-assign]
         for name, function in replaced.items():
             setattr(masking_utils, name, function)
         _positions.value = positions
         yield
     finally:
         _positions.value = None
+        torch.nn.Linear.forward = linear_forward  # type: ignore[method-assign]
         for name, function in originals.items():
             setattr(masking_utils, name, function)

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from inferencex.convert.capture import ops
 from inferencex.formats.errors import CaptureError
 
 _aten = torch.ops.aten
@@ -171,6 +172,8 @@ class _Tidier:
             self._replace(node, scalar)
 
     def _visit(self, node: Node) -> None:
+        if node.target is ops.LINEAR:
+            node.target, node.args = _aten.linear.default, tuple(a for a in node.args if a is not None)
         target = node.target
         if any(user.op == "output" for user in node.users):
             if target in _COPIES:  # the program's signature refers to the node by name, so it stays as a copy

@@ -45,7 +45,9 @@ def resolve_parameters(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
     that the model itself declares ignorable), and every mismatch of shapes.
     """
     if checkpoint.kind == "random":
-        made = random_parameters(model, seed=checkpoint.seed, dtype=checkpoint.config.dtype)
+        named = checkpoint.config.dtype
+        dtype = named if isinstance(named, torch.dtype) else None
+        made = random_parameters(model, seed=checkpoint.seed, dtype=dtype)
         targets = _tied_names(model)
         untied = {name: source for name, source in made.items() if name not in targets}
         return _with_ties(model, untied, checkpoint.name)
