@@ -9,8 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +17,11 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 
-from inferencex.convert import fidelity
 from inferencex.convert.capture import Captured, capture
-from inferencex.convert.capture.export import PARAMETER_PREFIX
 from inferencex.convert.context import beyond_declared, context_length, length_independent_up_to
-from inferencex.convert.oracle import source_logits
 from inferencex.convert.pack import WeightPacker, parameters_read
 from inferencex.convert.passes import Optimized, optimize
 from inferencex.convert.passes.editing import static_dims
-from inferencex.convert.probe_text import probe_tokens
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, plan_quantization
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
@@ -35,19 +30,13 @@ from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.convert.verification import verification
 from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
-from inferencex.formats.errors import CaptureError, FidelityError, OptionError
+from inferencex.formats.errors import CaptureError, OptionError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MAX_THREADS = 1024
 _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
-
-# Bytes of float32 weights above which source and bundle are run one after the other, to save memory.
-_BOTH_AT_ONCE = 4 << 30
-
-# How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
-# weights are far above: a shuffled layer gives several nats.
-_LIMITS = {"float32": 1e-3, "16 bits": 0.02, "int8": 0.1, "int4": 1.5}
 
 
 @dataclass(frozen=True)
@@ -155,9 +144,16 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
     for text in (*report.warnings, *report.notes):
         observer.note(text)
     source_path = checkpoint.directory if checkpoint.kind == "local" else None
-    with BundleWriter(
-        options.output, overwrite=options.overwrite, source=source_path, expected_bytes=expected
-    ) as writer:
+    with (
+        BundleWriter(
+            options.output, overwrite=options.overwrite, source=source_path, expected_bytes=expected
+        ) as writer,
+        ExitStack() as stack,
+    ):
+        check = None
+        if options.verify:
+            tokens = min(options.verify_tokens, max_model_len)
+            check = stack.enter_context(verification(checkpoint, captured, sources, tokens=tokens))
         with stages("quantize" if options.scheme.method != "none" else "pack"):
             report.weights = _pack(writer, optimized.model, plans, sources, options, observer)
         with stages("write"):
@@ -166,9 +162,9 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             for name, path in checkpoint.files.items():
                 writer.add_side_file(name, path)
             staged = writer.seal(_manifest(checkpoint, captured, optimized, options, max_model_len))
-        if options.verify:
+        if check is not None:
             with stages("verify"):
-                report.fidelity = _verify(staged, captured, sources, options, report, max_model_len)
+                report.fidelity = check.check(staged, options.model_id, report, options.verify_limit)
         report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
         report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
@@ -301,41 +297,3 @@ def _manifest(
         scheme={**options.scheme.to_json(), "dtype": options.dtype},
         tools=tools,
     )
-
-
-def _verify(
-    staged: Path,
-    captured: Captured,
-    sources: dict[str, ParameterSource],
-    options: ConvertOptions,
-    report: Report,
-    max_model_len: int,
-) -> fidelity.Fidelity:
-    """Read the bundle back from disk and compare it with the source; raises FidelityError when it is off."""
-    table = captured.module.get_input_embeddings().weight
-    assert isinstance(table, torch.Tensor)
-    token_ids = probe_tokens(staged, table.shape[0], min(options.verify_tokens, max_model_len))
-    with ThreadPoolExecutor(1) as other:  # torch releases the GIL, so both runs can proceed at once
-        running = other.submit(source_logits, captured.program, PARAMETER_PREFIX, sources, torch.tensor(token_ids))
-        if 4 * sum(weight.parameters for weight in report.weights) > _BOTH_AT_ONCE:
-            running.result()
-        bundle = fidelity.bundle_logits(staged, token_ids)
-        source = running.result()
-    if not bool(torch.isfinite(source).all()):
-        raise FidelityError(
-            f"{options.model_id}: the model's own logits are not finite (NaN or infinity) before any conversion; its "
-            "weights or config.json are damaged. Nothing was kept"
-        )
-    result = fidelity.compare_logits(source, bundle, torch.tensor(token_ids))
-    fidelity.check(result, _limit(options, report), options.model_id)
-    return result
-
-
-def _limit(options: ConvertOptions, report: Report) -> float:
-    if options.verify_limit is not None:
-        return options.verify_limit
-    formats = " ".join(weight.format for weight in report.weights)
-    for name, mark in (("int4", "int4"), ("int8", "int8"), ("16 bits", "float16")):
-        if mark in formats:
-            return _LIMITS[name]
-    return _LIMITS["float32"]
