@@ -50,6 +50,7 @@ $(VENV)/.created:
 $(VENV)/.dependencies: constraints.txt $(VENV)/.created
 	$(PIP) $(PIP_ARGS) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') -c constraints.txt torch
 	$(PIP) --quiet $(PIP_ARGS) --no-deps -r constraints.txt
+	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 # on all cores; a few templates in packages do not compile
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.dependencies

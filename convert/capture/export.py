@@ -167,32 +167,34 @@ def _translate(program: torch.export.ExportedProgram) -> ir.Model:
     holds an operator that has no direct translation.
     """
     if not any(tidy.is_mutation(node) for node in program.graph.nodes):
-        undecomposed = program.run_decompositions
-        program.run_decompositions = lambda table=None, **_: program
         try:
-            return _onnx(program, promote=tidy.mixes_dtypes(program))
+            with _as_it_is(promote=tidy.mixes_dtypes(program)):
+                return _onnx(program)
         except torch.onnx.errors.OnnxExporterError:
-            pass
-        finally:
-            program.run_decompositions = undecomposed
+            pass  # some operator has no direct translation
     return _onnx(program)
 
 
 @contextlib.contextmanager
-def _without_type_promotion() -> Iterator[None]:
-    """Skip the exporter's pass that inserts casts: it evaluates every operator anew, for nothing when dtypes agree."""
+def _as_it_is(*, promote: bool) -> Iterator[None]:
+    """Let the exporter translate a program without decomposing it and, unless `promote`, without inserting casts.
+
+    Both steps evaluate every operator anew, for nothing when all have a translation and dtypes agree.
+    """
     from torch.onnx._internal.exporter import _fx_passes
 
-    before = _fx_passes.insert_type_promotion_nodes
-    _fx_passes.insert_type_promotion_nodes = lambda graph_module: None
+    decompose, insert = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
+    _fx_passes.decompose_with_registry = lambda exported_program, registry: exported_program
+    if not promote:
+        _fx_passes.insert_type_promotion_nodes = lambda graph_module: None
     try:
         yield
     finally:
-        _fx_passes.insert_type_promotion_nodes = before
+        _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decompose, insert
 
 
-def _onnx(program: torch.export.ExportedProgram, *, promote: bool = True) -> ir.Model:
-    with _quiet(), contextlib.nullcontext() if promote else _without_type_promotion():
+def _onnx(program: torch.export.ExportedProgram) -> ir.Model:
+    with _quiet():
         exported = torch.onnx.export(
             program,
             (),
