@@ -30,6 +30,7 @@ from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.convert.source.read_ahead import read_ahead
 from inferencex.convert.verification import verification
 from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
 from inferencex.formats.errors import CaptureError, OptionError
@@ -125,6 +126,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             random_weights=options.random_weights,
             seed=options.seed or 0,
         )
+        checkpoint = read_ahead(checkpoint)
         report.warnings.extend(checkpoint.warnings)
         check_side_files(checkpoint.files)
     max_model_len = context_length(checkpoint.config, options.max_model_len)

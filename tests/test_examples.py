@@ -31,7 +31,7 @@ def _run(name: str, *arguments: str) -> str:
 def test_convert(converted: tuple[Path, str]) -> None:
     bundle, printed = converted
     assert (bundle / "bundle.json").exists()
-    assert "## Against the source" in printed and "--exclude" in printed
+    assert "## Against the source" in printed and "they are excluded" in printed
 
 
 @pytest.mark.parametrize("example", ["generate.py", "stream.py"])
