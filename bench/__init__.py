@@ -1,1 +1,1 @@
-"""Measurements that the documentation quotes, each with the command that repeats it."""
+"""The side-by-side benchmark: our runtime and its peers, same model, same token ids, one run."""

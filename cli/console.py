@@ -14,13 +14,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from inferencex.formats.errors import InferenceXError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 DEBUG_VARIABLE = "INFERENCEX_DEBUG"
@@ -53,11 +54,15 @@ def debugging() -> bool:
 
 def stderr_console() -> Console:
     """Return a console for notes, progress and errors; standard output is for results alone."""
+    from rich.console import Console  # here, for a first token does not wait for what only notes need
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """Print `error: message` on standard error, on one line even where a library's message has several."""
+    from rich.text import Text
+
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())
     stderr_console().print(Text.assemble(("error:", "bold red"), " ", line))
 

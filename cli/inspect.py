@@ -27,6 +27,9 @@ def inspect(
         bool, typer.Option("--verify", help="Also hash every file and compare with bundle.json.")
     ] = False,
     graph: Annotated[bool, typer.Option("--graph", help="Also list the graph node by node.")] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help="Also list the operations that the CPU backend makes of it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     debug: DebugOption = False,
 ) -> None:
@@ -41,8 +44,15 @@ def inspect(
     console = Console(highlight=False, width=None if Console().is_terminal else 120)
     _print(console, facts, verified=verify)
     if graph:
-        for node in opened.model.graph:
+        for node in opened.graph:
             console.print(str(node), markup=False, soft_wrap=True)
+    if program:
+        from inferencex.runtime.backends.base import BackendOptions
+        from inferencex.runtime.backends.cpu.backend import lower_bundle
+        from inferencex.runtime.backends.cpu.listing import program_lines
+
+        for line in program_lines(lower_bundle(opened, BackendOptions()).program):
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     operators = architecture.pop("operators", {})
     folded = architecture.pop("folded", {})
     after: dict[str, int] = defaultdict(int)
-    for node in bundle.model.graph:
+    for node in bundle.graph:
         after[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
     owners = {n: q for q in manifest.quantization.values() for n in (q.scales, q.zero_points) if n}
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})

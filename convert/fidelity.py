@@ -77,7 +77,7 @@ def bundle_logits(path: Path, token_ids: Sequence[int], *, keep_weights: bool | 
     first = max(1, tokens // 3)
     tables = np.arange(2 * blocks, dtype=np.int32).reshape(2, blocks)
     other = list(reversed(token_ids))[:first]
-    one = executable.step(_batch([(token_ids[:first], 0, tokens)], tables[:1]))
+    one = executable.step(_batch([(token_ids[:first], 0, tokens)], tables[:1])).copy()
     two = executable.step(_batch([(other, 0, first), (token_ids[first:], first, tokens)], tables[[1, 0]]))
     return torch.from_numpy(np.concatenate([one, two[len(other) :]]))
 

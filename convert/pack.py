@@ -109,9 +109,8 @@ class WeightPacker:
         result = method_named(plan.method).quantize(name, weight, plan.scheme, threads=threads)
         del tensor, weight
         writer.add_quantized(name, result.tensor, method=plan.method)
-        self._insert_dequantize(
-            name, value, result.tensor.attributes, result.tensor.dtype, result.tensor.zero_points is not None
-        )
+        dtype = ir.DataType(result.tensor.dtype)
+        self._insert_dequantize(name, value, result.tensor.attributes, dtype, result.tensor.zero_points is not None)
         return PackedWeight(name, shape, role, str(plan.scheme), result.relative_error, int(np.prod(shape)))
 
     def _store_plain(self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor) -> torch.dtype:

@@ -1,18 +1,107 @@
 """Element types: one table from the IR's types to numpy's, and to the codes of a safetensors header.
 
-The IR's vocabulary (`onnx_ir.DataType`) is used throughout. Types of less than a byte are stored packed and flat,
-as ONNX packs them, and appear in a safetensors header as `U8`.
+`DataType` has ONNX's names and numbers, and so equals and hashes like `onnx_ir.DataType`, which cannot be used where a
+bundle is run: the package brings sympy along, 80 MB on disk and a quarter of a second of every start. Types of less
+than a byte are stored packed and flat, as ONNX packs them, and appear in a safetensors header as `U8`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import IntEnum
 
+import ml_dtypes
 import numpy as np
-from onnx_ir import DataType
 
 from inferencex.formats.errors import BundleError
+
+
+class DataType(IntEnum):
+    """The element type of a tensor, numbered as in `onnx.TensorProto.DataType`."""
+
+    UNDEFINED = 0
+    FLOAT = 1
+    UINT8 = 2
+    INT8 = 3
+    UINT16 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    STRING = 8
+    BOOL = 9
+    FLOAT16 = 10
+    DOUBLE = 11
+    UINT32 = 12
+    UINT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+    BFLOAT16 = 16
+    FLOAT8E4M3FN = 17
+    FLOAT8E4M3FNUZ = 18
+    FLOAT8E5M2 = 19
+    FLOAT8E5M2FNUZ = 20
+    UINT4 = 21
+    INT4 = 22
+    FLOAT4E2M1 = 23
+    FLOAT8E8M0 = 24
+    UINT2 = 25
+    INT2 = 26
+    FLOAT6E2M3 = 27
+    FLOAT6E3M2 = 28
+
+    @property
+    def bitwidth(self) -> int:
+        """Bits of an element. Raises BundleError for UNDEFINED and STRING, which have no fixed size."""
+        return _BITWIDTHS.get(self) or 8 * self.numpy().itemsize
+
+    def numpy(self) -> np.dtype[np.generic]:
+        """Return the numpy type that holds one element, unpacked. Raises BundleError where there is none."""
+        found = _NUMPY_TYPES.get(self)
+        if found is None:
+            raise BundleError(f"elements of type {self.name} are no numbers; a tensor of a bundle cannot have them")
+        return np.dtype(found)
+
+
+_BITWIDTHS: dict[DataType, int] = {
+    DataType.UINT4: 4,
+    DataType.INT4: 4,
+    DataType.FLOAT4E2M1: 4,
+    DataType.UINT2: 2,
+    DataType.INT2: 2,
+    DataType.FLOAT6E2M3: 6,
+    DataType.FLOAT6E3M2: 6,
+}
+
+_NUMPY_TYPES: dict[DataType, type[np.generic]] = {
+    DataType.FLOAT: np.float32,
+    DataType.UINT8: np.uint8,
+    DataType.INT8: np.int8,
+    DataType.UINT16: np.uint16,
+    DataType.INT16: np.int16,
+    DataType.INT32: np.int32,
+    DataType.INT64: np.int64,
+    DataType.BOOL: np.bool_,
+    DataType.FLOAT16: np.float16,
+    DataType.DOUBLE: np.float64,
+    DataType.UINT32: np.uint32,
+    DataType.UINT64: np.uint64,
+    DataType.COMPLEX64: np.complex64,
+    DataType.COMPLEX128: np.complex128,
+    DataType.BFLOAT16: ml_dtypes.bfloat16,
+    DataType.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
+    DataType.FLOAT8E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
+    DataType.FLOAT8E5M2: ml_dtypes.float8_e5m2,
+    DataType.FLOAT8E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
+    DataType.UINT4: ml_dtypes.uint4,
+    DataType.INT4: ml_dtypes.int4,
+    DataType.FLOAT4E2M1: ml_dtypes.float4_e2m1fn,
+    DataType.FLOAT8E8M0: ml_dtypes.float8_e8m0fnu,
+    DataType.UINT2: ml_dtypes.uint2,
+    DataType.INT2: ml_dtypes.int2,
+    DataType.FLOAT6E2M3: ml_dtypes.float6_e2m3fn,
+    DataType.FLOAT6E3M2: ml_dtypes.float6_e3m2fn,
+}
 
 _SAFETENSORS_CODES: dict[DataType, str] = {
     DataType.FLOAT: "F32",
@@ -59,10 +148,7 @@ def safetensors_code(dtype: DataType) -> str:
 
 def storage_dtype(dtype: DataType) -> np.dtype[np.generic]:
     """Return the numpy type of the stored elements: `uint8` for packed types, else the type itself."""
-    if is_packed(dtype):
-        return np.dtype(np.uint8)
-    numpy_type: np.dtype[np.generic] = dtype.numpy()
-    return numpy_type
+    return np.dtype(np.uint8) if is_packed(dtype) else dtype.numpy()
 
 
 def storage_nbytes(dtype: DataType, shape: Sequence[int]) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx_ir import DataType
 
+from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import QuantizationError
 
 IntegerArray = NDArray[np.int8] | NDArray[np.uint8]

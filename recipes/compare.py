@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +84,7 @@ def log_probabilities(executable: Executable, token_ids: Sequence[int]) -> NDArr
         logit_rows=int32(range(tokens)),
         prompt_lengths=int32([tokens] * tokens),
     )
-    logits = executable.step(batch).astype(np.float64)
+    logits = executable.step(batch).astype(np.float64, copy=True)
     logits -= logits.max(-1, keepdims=True)
     result: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return result
@@ -97,9 +97,20 @@ def windows_of(token_ids: Sequence[int], length: int, count: int) -> Iterator[Se
 
 
 def compare(
-    reference: Path, bundles: Sequence[Path], text: str, *, windows: int, length: int, backend: str = "auto"
+    reference: Path,
+    bundles: Sequence[Path],
+    text: str,
+    *,
+    windows: int,
+    length: int,
+    backend: str = "auto",
+    activation_dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> list[Summary]:
     """Compare bundles with a reference bundle over windows of a text, and the reference with itself first.
+
+    The reference runs on float32 activations, keys and values; the others as asked, so that a bundle compared with
+    itself shows what quantizing those costs.
 
     Raises OptionError when the text is shorter than one window, BundleError for a bundle that cannot be loaded.
     """
@@ -109,8 +120,18 @@ def compare(
         raise OptionError(
             f"the text has {len(token_ids)} tokens, less than one window of {length}; give --length or --text"
         )
-    options = BackendOptions(num_blocks=-(-length // _BLOCK_SIZE), block_size=_BLOCK_SIZE)
-    executables = [select_backend(backend, path).compile(path, options) for path in paths]
+    asked = BackendOptions(
+        num_blocks=-(-length // _BLOCK_SIZE),
+        block_size=_BLOCK_SIZE,
+        max_num_batched_tokens=length,
+        activation_dtype=activation_dtype,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    exact = replace(asked, activation_dtype="float32", kv_cache_dtype="float32")
+    executables = [
+        select_backend(backend, path).compile(path, options)
+        for path, options in zip(paths, [exact, *[asked] * len(bundles)], strict=True)
+    ]
     comparisons = [Comparison(str(path)) for path in paths]
     for window in windows_of(token_ids, length, windows):
         log_p = log_probabilities(executables[0], window)
@@ -135,16 +156,34 @@ def run(
     windows: Annotated[int, typer.Option(help="Windows of the text to use.", min=1)] = 16,
     length: Annotated[int, typer.Option(help="Tokens of a window.", min=2)] = 512,
     backend: Annotated[str, typer.Option(help="Backend that runs the bundles.")] = "auto",
+    activation_dtype: Annotated[
+        str, typer.Option(help="How linears with INT4 and INT8 weights read activations: auto, int8, float32.")
+    ] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="How keys and values are kept: auto, float32, float16, bfloat16, int8.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Measure KL divergence, agreement on the most likely token and perplexity of bundles against a reference."""
+    """Measure KL divergence, agreement on the most likely token and perplexity of bundles against a reference.
+
+    The reference runs on float32 activations. A bundle compared with itself shows what INT8 activations cost.
+    """
     try:
         content = text.read_text(encoding="utf-8") if text is not None else builtin_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--text {text}: cannot be read as UTF-8 text: {error}") from error
     stderr_console().print(f"{len(bundles) + 1} bundles, up to {windows} windows of {length} tokens ...")
-    summaries = compare(reference, bundles, content, windows=windows, length=length, backend=backend)
+    summaries = compare(
+        reference,
+        bundles,
+        content,
+        windows=windows,
+        length=length,
+        backend=backend,
+        activation_dtype=activation_dtype,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     if as_json:
         typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
         return

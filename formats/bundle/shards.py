@@ -11,10 +11,9 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx_ir import DataType
 
 from inferencex.formats.bundle.layout import HEADER_RESERVE, MAX_NAME_LENGTH, TENSOR_ALIGNMENT, shard_name
-from inferencex.formats.dtypes import safetensors_code, storage_dtype, storage_nbytes, storage_shape
+from inferencex.formats.dtypes import DataType, safetensors_code, storage_dtype, storage_nbytes, storage_shape
 from inferencex.formats.errors import BundleError
 
 Chunks = NDArray[Any] | Iterable[NDArray[Any]]

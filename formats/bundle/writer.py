@@ -26,7 +26,7 @@ from inferencex.formats.bundle.layout import (
 from inferencex.formats.bundle.manifest import FileRecord, JsonObject, Manifest, TensorQuantization
 from inferencex.formats.bundle.shards import Chunks, ShardWriter, StoredTensor
 from inferencex.formats.bundle.staging import Staging, check_destination, check_disk_space
-from inferencex.formats.dtypes import is_packed
+from inferencex.formats.dtypes import DataType, is_packed
 from inferencex.formats.errors import BundleError
 from inferencex.formats.packing import QuantizedTensor, pack_int4
 
@@ -104,7 +104,7 @@ class BundleWriter:
         """The folder being written, hidden beside the destination."""
         return self._staging.path
 
-    def add_tensor(self, name: str, data: Chunks, dtype: ir.DataType, shape: Iterable[int]) -> None:
+    def add_tensor(self, name: str, data: Chunks, dtype: DataType | ir.DataType, shape: Iterable[int]) -> None:
         """Store a tensor of the graph under the name of its initializer.
 
         `data` is an array, or an iterable of arrays that follow each other in row-major order; its elements have the
@@ -113,7 +113,7 @@ class BundleWriter:
         if self._stored is not None:
             raise BundleError(f"tensor {name!r}: the graph is written, no tensor can be added")
         with self._written():
-            self._shards.add(name, data, dtype, tuple(shape))
+            self._shards.add(name, data, DataType(dtype), tuple(shape))
 
     def add_quantized(self, name: str, tensor: QuantizedTensor, *, method: str) -> TensorQuantization:
         """Store a quantized weight as `name`, `name.scales` and, when asymmetric, `name.zero_points`."""
@@ -147,8 +147,9 @@ class BundleWriter:
             constant = value.const_value
             if constant is not None and constant.nbytes > MAX_INLINE_BYTES and not self._shards.holds(name):
                 array = constant.numpy()
-                data = pack_int4(array.view(np.uint8)) if is_packed(constant.dtype) else array
-                self.add_tensor(name, data, constant.dtype, array.shape)
+                dtype = DataType(constant.dtype)
+                data = pack_int4(array.view(np.uint8)) if is_packed(dtype) else array
+                self.add_tensor(name, data, dtype, array.shape)
         unfilled = [
             name for name, value in initializers.items() if value.const_value is None and not self._shards.holds(name)
         ]
@@ -231,17 +232,18 @@ def _initializers(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _bind(value: ir.Value, stored: StoredTensor, folder: Path) -> ir.ExternalTensor:
+    dtype = ir.DataType(stored.dtype)
     tensor = ir.ExternalTensor(
         stored.location,
         stored.offset,
         stored.nbytes,
-        stored.dtype,
+        dtype,
         shape=ir.Shape(stored.shape),
         name=stored.name,
         base_dir=folder,
     )
     value.const_value = tensor
-    value.type = ir.TensorType(stored.dtype)
+    value.type = ir.TensorType(dtype)
     value.shape = ir.Shape(stored.shape)
     return tensor
 

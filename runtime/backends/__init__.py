@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from inferencex.runtime.backends.base import Backend
 
 # In the order "auto" tries them, the fastest first.
-_BACKENDS = {"reference": ("inferencex.runtime.backends.reference", "ReferenceBackend", "convert")}
+_BACKENDS = {
+    "cpu": ("inferencex.runtime.backends.cpu", "CpuBackend", ""),
+    "reference": ("inferencex.runtime.backends.reference", "ReferenceBackend", "convert"),
+}
 
 
 def backend_names() -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,9 @@ class BackendOptions:
     max_num_seqs:           most sequences (`S`) in one step
     max_num_batched_tokens: most new tokens (`T`) in one step
     max_model_len:          longest sequence that will be asked for; None: the model's own limit
+    activation_dtype:       "auto", or how linears with INT4 and INT8 weights read activations: "int8", "float32"
+    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
+    pin:                    keep each thread on a processor of its own
     """
 
     num_blocks: int | None = None
@@ -83,6 +86,9 @@ class BackendOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_model_len: int | None = None
+    activation_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    pin: bool = False
 
     def blocks_for(self, facts: ModelFacts) -> int:
         """Return how many blocks the pool of a model with these facts gets; OptionError when not even one fits.
@@ -119,9 +125,25 @@ class Executable(Protocol):
     def step(self, batch: StepBatch) -> Float32Array:
         """Run one step and return logits, float32 `[R, vocab_size]`, one row per entry of `logit_rows`.
 
+        The array may be a view of a buffer that the next step writes to: it is valid until the next step, and
+        whoever keeps logits copies them. C-contiguous arrays are read as they are, others are copied first.
+
         A row's values depend only on its own sequence's tokens: not on the other sequences, nor on how the
         sequence was cut into steps, nor on whether its prefix was computed or shared.
         """
+        ...
+
+
+@runtime_checkable
+class ProfiledExecutable(Protocol):
+    """An executable that can say where its time goes."""
+
+    def set_profiling(self, on: bool) -> None:
+        """Measure every operation from the next step on, or stop doing so."""
+        ...
+
+    def profile_lines(self) -> Iterator[str]:
+        """Yield a table of what was measured."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,11 @@ from inferencex.cli.console import DebugOption, run_app, stderr_console
 from inferencex.formats.errors import BundleError, OptionError, RequestError
 from inferencex.runtime.cli import options
 from inferencex.runtime.cli.answer import answer_prompts
-from inferencex.runtime.cli.batch import BatchJob, run_batch
-from inferencex.runtime.cli.batch_files import OutputFile, read_input
-from inferencex.runtime.cli.chat import Chat
-from inferencex.runtime.cli.progress import BatchProgress
 from inferencex.runtime.cli.requests import RunRequest
-from inferencex.runtime.cli.statistics import describe
 from inferencex.runtime.params import SamplingParams
 
 if TYPE_CHECKING:
+    from inferencex.runtime.cli.batch import BatchJob
     from inferencex.runtime.llm import LLM
 
 FAILED_LINES = 1  # exit status of a batch in which some lines could not be answered
@@ -62,6 +59,10 @@ def run(
     kv_blocks: options.KvBlocks = None,
     prefix_caching: options.PrefixCaching = True,
     threads: options.Threads = None,
+    pin: options.Pin = False,
+    activation_dtype: options.ActivationDtype = "auto",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
+    profile: options.Profile = False,
     scheduling_policy: options.SchedulingPolicy = "fcfs",
     debug: DebugOption = False,
 ) -> None:
@@ -100,23 +101,30 @@ def run(
         "num_kv_blocks": kv_blocks,
         "enable_prefix_caching": prefix_caching,
         "threads": threads,
+        "pin": pin,
+        "activation_dtype": activation_dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "scheduling_policy": scheduling_policy,
     }
     engine = {name: value for name, value in engine.items() if value is not None}
     _check_modes(bundle, prompt, system, raw, input, output, params)
     if input is not None and output is not None:
-        _batch(engine, BatchJob(bundle, input, output, params, raw, system, max_model_len), stats)
+        from inferencex.runtime.cli.batch import BatchJob  # a mode's own parts are imported when it is chosen
+
+        _batch(engine, BatchJob(bundle, input, output, params, raw, system, max_model_len), stats, profile)
         return
     interactive = prompt is None and sys.stdin.isatty()
     prompts = prompt if prompt is not None else [] if interactive else [_standard_input()]
-    llm = _load(bundle, engine)
+    llm = _load(bundle, engine, profile)
     llm.require_tokenizer()
     _check_system(llm, system)
     if interactive:
+        from inferencex.runtime.cli.chat import Chat
+
         Chat(llm, params, raw, system, stderr_console()).run()
     else:
         answer_prompts(llm, [RunRequest(params, prompt=text) for text in prompts], raw, system)
-    _finish(llm, stats)
+    _finish(llm, stats, profile)
 
 
 def load(bundle: Path, engine: dict[str, Any]) -> LLM:
@@ -126,12 +134,19 @@ def load(bundle: Path, engine: dict[str, Any]) -> LLM:
     return LLM(bundle, **engine)
 
 
-def _load(bundle: Path, engine: dict[str, Any]) -> LLM:
+def _load(bundle: Path, engine: dict[str, Any], profile: bool) -> LLM:
     """Load a bundle; what is wrong with an option is said of the flag that set it."""
+    gc.disable()  # nearly all that loading makes stays, and looking through it again and again delays the first token
     try:
-        return load(bundle, engine)
+        llm = load(bundle, engine)
+        if profile:
+            llm.start_profile()
+        return llm
     except OptionError as error:
         raise OptionError(options.with_flags(str(error))) from error
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def main() -> None:
@@ -163,7 +178,11 @@ def _check_modes(
         raise OptionError("--logprobs needs --input and --output; the terminal shows only text")
 
 
-def _batch(engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
+def _batch(engine: dict[str, Any], job: BatchJob, stats: bool, profile: bool) -> None:
+    from inferencex.runtime.cli.batch import run_batch
+    from inferencex.runtime.cli.batch_files import OutputFile, read_input
+    from inferencex.runtime.cli.progress import BatchProgress
+
     total = job.check()
     circumstances = job.circumstances
     console = stderr_console()
@@ -174,7 +193,7 @@ def _batch(engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
             console.print(f"{done} of {total} lines were answered by an earlier run")
         if done == total:
             return
-        llm = _load(job.bundle, engine)
+        llm = _load(job.bundle, engine, profile)
         _check_system(llm, job.system)
         with BatchProgress(console, total, done) as progress:
             try:
@@ -183,7 +202,7 @@ def _batch(engine: dict[str, Any], job: BatchJob, stats: bool) -> None:
                 raise KeyboardInterrupt(
                     f"{progress.done} of {total} lines are answered; the same command goes on with the rest"
                 ) from interrupt
-        _finish(llm, stats)
+        _finish(llm, stats, profile)
     if failed:
         console.print(f"{failed} of {total} lines could not be answered; their records say why")
         raise typer.Exit(FAILED_LINES)
@@ -207,6 +226,11 @@ def _standard_input() -> str:
     return text
 
 
-def _finish(llm: LLM, stats: bool) -> None:
+def _finish(llm: LLM, stats: bool, profile: bool) -> None:
+    if profile:
+        for line in llm.profile_lines():
+            stderr_console().print(line, markup=False, highlight=False, soft_wrap=True)
     if stats:
+        from inferencex.runtime.cli.statistics import describe
+
         stderr_console().print(describe(llm.stats), style="dim", markup=False)

@@ -86,7 +86,22 @@ KvBlocks = Annotated[int | None, _option(_ENGINE, "--kv-blocks", help="Size of t
 PrefixCaching = Annotated[
     bool, _option(_ENGINE, "--prefix-caching/--no-prefix-caching", help="Reuse equal beginnings of prompts.")
 ]
-Threads = Annotated[int | None, _option(_ENGINE, "--threads", help="Threads to compute with.")]
+Threads = Annotated[
+    int | None,
+    _option(_ENGINE, "--threads", help="Threads to compute with (default: one for each physical core available)."),
+]
+Pin = Annotated[bool, _option(_ENGINE, "--pin/--no-pin", help="Keep each thread on a core of its own.")]
+ActivationDtype = Annotated[
+    Literal["auto", "int8", "float32"],
+    _option(_ENGINE, "--activation-dtype", help="How linears with INT4 and INT8 weights read activations."),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "float16", "bfloat16", "int8"],
+    _option(_ENGINE, "--kv-cache-dtype", help="How keys and values are kept."),
+]
+Profile = Annotated[
+    bool, _option(_ENGINE, "--profile", help="Print what every kind of operation took, beside the machine's limits.")
+]
 SchedulingPolicy = Annotated[
     Literal["fcfs", "priority"], _option(_ENGINE, "--scheduling-policy", help="Which request goes first.")
 ]
@@ -98,6 +113,8 @@ _FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "num_kv_blocks": "--kv-blocks",
     "threads": "--threads",
+    "activation_dtype": "--activation-dtype",
+    "kv_cache_dtype": "--kv-cache-dtype",
 }
 
 _PARAMETERS = frozenset(field.name for field in fields(SamplingParams))

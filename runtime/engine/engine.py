@@ -12,8 +12,9 @@ from inferencex.formats.errors import BackendError, InferenceXError, RequestErro
 from inferencex.runtime.backends.base import Executable, Float32Array
 from inferencex.runtime.engine import admission
 from inferencex.runtime.engine.block_pool import BlockPool
+from inferencex.runtime.engine.native import _sampler
 from inferencex.runtime.engine.results import completion, not_finite, record_prompt_logprobs, token_logprobs
-from inferencex.runtime.engine.sampler import SequenceSampler
+from inferencex.runtime.engine.sampler import SequenceSampler, choose_tokens
 from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request, Status
 from inferencex.runtime.engine.sequence import Sequence as EngineSequence
@@ -224,36 +225,35 @@ class Engine:
         deltas: list[CompletionDelta],
     ) -> None:
         """Take over a step's results and append what is new to `deltas`."""
-        num_decodes = sum(chunk.sequence.num_output_tokens > 0 and chunk.num_tokens == 1 for chunk in chunks)
+        num_tokens = num_decodes = 0
         self._stats.kv_blocks_peak = max(self._stats.kv_blocks_peak, self.scheduler.pool.num_used)
         for chunk in chunks:
+            num_tokens += chunk.num_tokens
+            num_decodes += chunk.num_tokens == 1 and chunk.sequence.num_output_tokens > 0
             metrics = chunk.sequence.request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = started
             self.scheduler.advance(chunk)
-        is_finite = np.asarray(np.isfinite(logits).all(axis=1))
         for rows in layout.prompt_rows:
-            if is_finite[rows.first_row : rows.first_row + rows.count].all():
+            if _sampler.all_finite(logits, rows.first_row, rows.count):
                 record_prompt_logprobs(rows, logits, self._tokenizer)
             else:
                 deltas += self._fail(rows.sequence.request, not_finite(rows.sequence))
-        for sequence, row in zip(layout.sampled, layout.sampled_rows, strict=True):
-            if sequence.status is Status.FINISHED:
+        tokens = choose_tokens(logits, layout.sampled_rows, [sequence.sampler for sequence in layout.sampled])
+        for sequence, row, token_id in zip(layout.sampled, layout.sampled_rows, tokens, strict=True):
+            if sequence.status is Status.FINISHED:  # its request failed just now
                 continue
-            if is_finite[row]:
-                deltas.append(self._extend(sequence, logits[row]))
-            else:
+            if token_id is None:
                 deltas += self._fail(sequence.request, not_finite(sequence))
+            else:
+                deltas.append(self._extend(sequence, token_id, logits, row))
         now = self._clock()
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
         self._stats.add_step(num_tokens - num_decodes, num_decodes, now - started)
 
-    def _extend(self, sequence: EngineSequence, logits: Float32Array) -> CompletionDelta:
-        """Choose and append the next token, and end the sequence if that ends it."""
+    def _extend(self, sequence: EngineSequence, token_id: int, logits: Float32Array, row: int) -> CompletionDelta:
+        """Append the token chosen from a row of the step's logits, and end the sequence if that ends it."""
         request, params = sequence.request, sequence.request.params
-        sampler = sequence.sampler
-        token_id = int(logits.argmax()) if sampler.takes_argmax else sampler.choose(logits)
-        sampler.record(token_id)
+        sequence.sampler.record(token_id)
         sequence.token_ids.append(token_id)
         metrics = request.metrics
         metrics.num_generated_tokens += 1
@@ -264,12 +264,13 @@ class Engine:
             self._stats.time_to_first_token_total += metrics.first_token_time - metrics.arrival_time
         logprobs = None
         if params.logprobs is not None:
-            logprobs = token_logprobs(logits, token_id, params.logprobs, self._tokenizer)
+            logprobs = token_logprobs(logits[row], token_id, params.logprobs, self._tokenizer)
             sequence.logprobs.append(logprobs)
             sequence.cumulative_logprob += logprobs[token_id].logprob
-        for other in request.sequences:
-            if other.status is Status.HELD and other is not sequence:
-                self.scheduler.add(other)
+        if len(request.sequences) > 1:
+            for other in request.sequences:
+                if other.status is Status.HELD and other is not sequence:
+                    self.scheduler.add(other)
         text = self._end_if_due(sequence, token_id)
         return self._delta(sequence, text, (token_id,), None if logprobs is None else (logprobs,))
 
@@ -314,7 +315,7 @@ class Engine:
         error: InferenceXError | None = None,
     ) -> CompletionDelta:
         request = sequence.request
-        output = self._close(request, error) if request.finished else None
+        output = self._close(request, error) if sequence.finish_reason is not None and request.finished else None
         return CompletionDelta(
             request_id=request.id,
             index=sequence.index,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.runtime.backends.base import Float32Array
 from inferencex.runtime.engine.logprobs import largest
+from inferencex.runtime.engine.native import _sampler
 from inferencex.runtime.params import GREEDY_TEMPERATURE, SamplingParams
 
 Float64Array = NDArray[np.float64]
@@ -26,7 +28,30 @@ class SequenceSampler:
 
     The random stream is a function of (seed, index of the continuation), and a token takes one number from it,
     so a seeded request is reproducible in any batch and after any preemption.
+
+    `choose` is the definition. `choose_tokens` gives the same tokens for a whole step in native code.
+
+    rule: what native code knows of all this; None when every token is the largest of the logits as they come
     """
+
+    __slots__ = (
+        "_bias_ids",
+        "_biases",
+        "_counts",
+        "_frequency",
+        "_min_p",
+        "_min_tokens",
+        "_num_tokens",
+        "_presence",
+        "_prompt_ids",
+        "_random",
+        "_repetition",
+        "_stop_ids",
+        "_temperature",
+        "_top_k",
+        "_top_p",
+        "rule",
+    )
 
     def __init__(
         self, params: SamplingParams, index: int, prompt_token_ids: Iterable[int], stop_token_ids: Iterable[int]
@@ -48,6 +73,7 @@ class SequenceSampler:
         # SeedSequence takes unsigned integers; negative seeds are as good as any.
         entropy = None if params.seed is None else [params.seed % 2**64, index]
         self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        self.rule = None if self.takes_argmax else self._native_rule()
 
     @property
     def is_greedy(self) -> bool:
@@ -61,15 +87,42 @@ class SequenceSampler:
 
     def record(self, token_id: int) -> None:
         """Count a token that was appended to the output."""
-        self._num_tokens += 1
-        self._counts[token_id] = self._counts.get(token_id, 0) + 1
+        if self.rule is not None:
+            self._num_tokens += 1
+            self._counts[token_id] = self._counts.get(token_id, 0) + 1
+            self.rule.record(token_id)
 
-    def choose(self, logits: Float32Array) -> int:
-        """Return the next token for finite float32 logits [V], which stay as they are."""
+    def draw_uniform(self) -> float:
+        """Return the random number in [0, 1) that the next token takes; greedy ones take none, and this is 0."""
+        return 0.0 if self.is_greedy else self._random.random()
+
+    def choose(self, logits: Float32Array, uniform: float | None = None) -> int:
+        """Return the next token for finite float32 logits [V], which stay as they are.
+
+        `uniform` is a number that `draw_uniform` gave; without it one is drawn.
+        """
         scores = self._adjust(logits.copy()) if self._adjusts() else logits
-        if self.is_greedy:
+        if uniform is None:
+            uniform = self.draw_uniform()
+        if self.is_greedy or not np.isfinite(scores.max()):  # all tokens are masked, or one is beyond all others
             return int(scores.argmax())
-        return self._draw(scores)
+        return self._choose_at(scores, uniform)
+
+    def _native_rule(self) -> _sampler.Rule:
+        return _sampler.Rule(
+            is_greedy=self.is_greedy,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
+            min_p=self._min_p,
+            repetition_penalty=self._repetition,
+            presence_penalty=self._presence,
+            frequency_penalty=self._frequency,
+            min_tokens=self._min_tokens,
+            stop_ids=self._stop_ids.tolist(),
+            biases=list(zip(self._bias_ids.tolist(), self._biases.tolist(), strict=True)),
+            prompt_ids=list(self._prompt_ids),
+        )
 
     def _adjusts(self) -> bool:
         return (
@@ -95,8 +148,8 @@ class SequenceSampler:
             scores[self._stop_ids] = -np.inf
         return scores
 
-    def _draw(self, scores: Float32Array) -> int:
-        """Draw from softmax(scores / temperature) [V] cut down by top-k, top-p and min-p."""
+    def _choose_at(self, scores: Float32Array, uniform: float) -> int:
+        """Take what stands at `uniform` in softmax(scores / temperature) [V] cut down by top-k, top-p and min-p."""
         # Differences to the peak are taken first: a small temperature then underflows to 0, never overflows.
         with np.errstate(over="ignore", under="ignore"):
             weights: Float64Array = np.exp((scores - scores.max()) / np.float64(self._temperature))
@@ -114,7 +167,7 @@ class SequenceSampler:
             token_ids = kept if token_ids is None else token_ids[kept]
             weights = weights[kept]
         cumulative = np.cumsum(weights)
-        place = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
         if place == weights.shape[0]:  # the product was rounded up to the total
             place = int(np.flatnonzero(weights)[-1])
         return place if token_ids is None else int(token_ids[place])
@@ -130,3 +183,17 @@ def _nucleus(weights: Float64Array, top_p: float, is_sorted: bool) -> NDArray[np
         if cumulative[-1] >= wanted or guess >= weights.shape[0]:
             return heaviest[: int(np.searchsorted(cumulative, wanted, side="left")) + 1]
         guess *= _NUCLEUS_GROWTH
+
+
+def choose_tokens(logits: Float32Array, rows: Sequence[int], samplers: Sequence[SequenceSampler]) -> list[int | None]:
+    """Return each sampler's next token, from its row of logits [R, V]; None where the row has NaN or infinity."""
+    uniforms = [0.0 if sampler.rule is None else sampler.draw_uniform() for sampler in samplers]
+    answers = _sampler.choose(logits, rows, [sampler.rule for sampler in samplers], uniforms)
+    if min(answers, default=0) >= 0:
+        return cast("list[int | None]", answers)
+    tokens: list[int | None] = []
+    for answer, row, sampler, uniform in zip(answers, rows, samplers, uniforms, strict=True):
+        if answer == _sampler.UNDECIDED:  # so close a call that the order of additions matters
+            answer = sampler.choose(logits[row], uniform)
+        tokens.append(None if answer == _sampler.NOT_FINITE else answer)
+    return tokens

@@ -8,7 +8,7 @@ from typing import Literal
 
 from inferencex.formats.errors import OptionError
 from inferencex.runtime.engine.block_pool import BlockPool
-from inferencex.runtime.engine.sequence import Sequence, Status
+from inferencex.runtime.engine.sequence import Sequence, Status, empty_block_table
 
 Policy = Literal["fcfs", "priority"]
 
@@ -35,7 +35,7 @@ class SchedulerOptions:
             raise OptionError(f"scheduling_policy={self.policy!r}; expected 'fcfs' or 'priority'")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledChunk:
     """The next `num_tokens` uncomputed tokens of one sequence."""
 
@@ -106,8 +106,10 @@ class Scheduler:
     def plan(self) -> list[ScheduledChunk]:
         """Return the next step's work: decodes first, then prompts already begun, then new sequences."""
         draft = _Draft(self.options.max_num_batched_tokens)
-        decodes = [sequence for sequence in self._running if sequence.num_uncomputed_tokens == 1]
-        prefills = [sequence for sequence in self._running if sequence.num_uncomputed_tokens > 1]
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for sequence in self._running:
+            (decodes if sequence.num_uncomputed_tokens == 1 else prefills).append(sequence)
         for sequence in decodes + prefills:
             if draft.budget == 0:
                 break
@@ -149,19 +151,19 @@ class Scheduler:
         return sequence.request.priority if self.options.policy == "priority" else 0
 
     def _chunk(self, sequence: Sequence, draft: _Draft) -> int:
-        limit = self._max_prompt_rows if sequence.wants_prompt_logprobs else draft.budget
-        return min(sequence.num_uncomputed_tokens, draft.budget, limit)
+        count = min(sequence.num_uncomputed_tokens, draft.budget)
+        return min(count, self._max_prompt_rows) if sequence.wants_prompt_logprobs else count
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
         count = self._chunk(sequence, draft)
         missing = self.pool.blocks_for(sequence.num_computed_tokens + count) - len(sequence.block_table)
-        while missing > self.pool.num_free:
-            lowest = self._running[-1]
-            if lowest is sequence:
-                return
-            self._preempt(lowest, draft)
         if missing > 0:
-            sequence.block_table += self.pool.allocate(missing)
+            while missing > self.pool.num_free:
+                lowest = self._running[-1]
+                if lowest is sequence:
+                    return
+                self._preempt(lowest, draft)
+            sequence.block_table.extend(self.pool.allocate(missing))
         # Preempting others gave budget back, but the blocks are for `count` tokens.
         draft.add(sequence, count)
 
@@ -178,7 +180,8 @@ class Scheduler:
             return self._make_room(sequence, missing - available, draft)
         self._waiting.pop(0)
         pool.share(block.block_id for block in cached)
-        sequence.block_table = [block.block_id for block in cached] + pool.allocate(missing)
+        sequence.block_table.extend(block.block_id for block in cached)
+        sequence.block_table.extend(pool.allocate(missing))
         sequence.content_ids = [block.content_id for block in cached]
         sequence.num_computed_tokens = len(cached) * pool.block_size
         sequence.status = Status.RUNNING
@@ -208,6 +211,6 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = empty_block_table()
         sequence.content_ids = []
         sequence.num_computed_tokens = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -21,7 +22,7 @@ class Status(Enum):
     FINISHED = auto()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One prompt to continue, as accepted: every parameter resolved against the model.
 
@@ -51,12 +52,18 @@ class Request:
         return all(sequence.status is Status.FINISHED for sequence in self.sequences)
 
 
-@dataclass(eq=False)
+def empty_block_table() -> array[int]:
+    """Return a table without blocks. It is an array of int32, which a step takes over without a look at each block."""
+    return array("i")
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One continuation of a request's prompt.
 
     token_ids:           prompt and output
     block_table:         blocks that hold the layer state, in order
+    num_prompt_tokens:   how many of `token_ids` are the prompt's
     content_ids:         identities, in the prefix cache, of the leading full blocks
     num_computed_tokens: leading tokens whose layer state is held
     """
@@ -67,18 +74,17 @@ class Sequence:
     text_stream: TextStream | None
     token_ids: list[int]
     status: Status = Status.WAITING
-    block_table: list[int] = field(default_factory=list)
+    block_table: array[int] = field(default_factory=empty_block_table)
     content_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_prompt_tokens: int = field(init=False)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inferencex.runtime.backends.base import StepBatch
+from inferencex.runtime.backends.base import Int32Array, StepBatch
 from inferencex.runtime.engine.scheduler import ScheduledChunk
 from inferencex.runtime.engine.sequence import Sequence
 
@@ -37,42 +37,54 @@ class StepLayout:
 
 def lay_out(chunks: SequenceOf[ScheduledChunk], block_size: int) -> StepLayout:
     """Return the layout of a step; a sequence is sampled when the step computes its last known token."""
+    sequences = [chunk.sequence for chunk in chunks]
     token_ids: list[int] = []
     positions: list[int] = []
     offsets = [0]
+    contexts: list[int] = []
     prompt_lengths: list[int] = []
     logit_rows: list[int] = []
     sampled: list[Sequence] = []
     sampled_rows: list[int] = []
     prompt_rows: list[PromptRows] = []
-    for chunk in chunks:
-        sequence = chunk.sequence
-        start = sequence.num_computed_tokens
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        start, known = sequence.num_computed_tokens, sequence.token_ids
         end = start + chunk.num_tokens
         if sequence.wants_prompt_logprobs:
             count = min(end, sequence.num_prompt_tokens - 1) - start
             prompt_rows.append(PromptRows(sequence, len(logit_rows), start + 1, count))
             logit_rows.extend(range(offsets[-1], offsets[-1] + count))
-        token_ids.extend(sequence.token_ids[start:end])
-        positions.extend(range(start, end))
-        prompt_lengths.extend([sequence.num_prompt_tokens] * chunk.num_tokens)
+        if chunk.num_tokens == 1:  # one of many sequences that decode
+            token_ids.append(known[start])
+            positions.append(start)
+            prompt_lengths.append(sequence.num_prompt_tokens)
+        else:
+            token_ids += known[start:end]
+            positions += range(start, end)
+            prompt_lengths += [sequence.num_prompt_tokens] * chunk.num_tokens
         offsets.append(len(token_ids))
-        if end == len(sequence.token_ids):
+        contexts.append(end)
+        if end == len(known):
             sampled.append(sequence)
             sampled_rows.append(len(logit_rows))
-            logit_rows.append(offsets[-1] - 1)
-    contexts = [chunk.sequence.num_computed_tokens + chunk.num_tokens for chunk in chunks]
-    num_blocks = [-(-context // block_size) for context in contexts]
-    block_tables = np.full((len(chunks), max(num_blocks)), -1, dtype=np.int32)
-    for row, (chunk, count) in enumerate(zip(chunks, num_blocks, strict=True)):
-        block_tables[row, :count] = chunk.sequence.block_table[:count]
+            logit_rows.append(len(token_ids) - 1)
     batch = StepBatch(
         token_ids=np.array(token_ids, dtype=np.int32),
         positions=np.array(positions, dtype=np.int32),
         sequence_offsets=np.array(offsets, dtype=np.int32),
         context_lengths=np.array(contexts, dtype=np.int32),
-        block_tables=block_tables,
+        block_tables=_block_tables(sequences, -(-max(contexts) // block_size)),
         logit_rows=np.array(logit_rows, dtype=np.int32),
         prompt_lengths=np.array(prompt_lengths, dtype=np.int32),
     )
     return StepLayout(batch, tuple(sampled), tuple(sampled_rows), tuple(prompt_rows))
+
+
+def _block_tables(sequences: SequenceOf[Sequence], width: int) -> Int32Array:
+    """Return the tables as rows of one array, cut or filled with -1 to `width` blocks."""
+    num_bytes = 4 * width
+    # In int32 the bytes of -1 are all ones.
+    rows = bytearray().join(
+        [sequence.block_table[:width].tobytes().ljust(num_bytes, b"\xff") for sequence in sequences]
+    )
+    return np.frombuffer(rows, dtype=np.int32).reshape(len(sequences), width)

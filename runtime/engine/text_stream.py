@@ -14,20 +14,20 @@ class TextStream:
     """Turns token ids into text that is safe to show: whole code points, and no part of a stop string.
 
     The text continues the prompt: `prompt text + text` reads as the whole sequence does.
+
+    matched: the stop string that ended the text
     """
+
+    __slots__ = ("_detokenizer", "_min_tokens", "_num_decoded", "_offsets", "_parts", "_stop_matcher", "matched")
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
-        self._stop_matcher = StopMatcher(tuple(params.stop), params.include_stop_str_in_output)
+        self._stop_matcher = StopMatcher(tuple(params.stop), params.include_stop_str_in_output) if params.stop else None
         self._min_tokens = params.min_tokens
         self._parts: list[str] = []
         self._offsets: list[int] = []
         self._num_decoded = 0
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._stop_matcher.matched
+        self.matched: str | None = None
 
     @property
     def text(self) -> str:
@@ -46,8 +46,9 @@ class TextStream:
         decoded = self._detokenizer.push(token_id)
         self._num_decoded += len(decoded)
         # A stop string counts only when it lies wholly behind the first `min_tokens` tokens.
-        if len(self._offsets) > self._min_tokens:
+        if self._stop_matcher is not None and len(self._offsets) > self._min_tokens:
             decoded = self._stop_matcher.push(decoded)
+            self.matched = self._stop_matcher.matched
         self._parts.append(decoded)
         return decoded
 
@@ -57,8 +58,11 @@ class TextStream:
 
     def finish(self) -> str:
         """Return what was held back, at the end of a text that no stop string ended."""
-        rest = self._stop_matcher.push(self._detokenizer.flush())
-        if self._stop_matcher.matched is None:
-            rest += self._stop_matcher.flush()
+        rest = self._detokenizer.flush()
+        if self._stop_matcher is not None:
+            rest = self._stop_matcher.push(rest)
+            self.matched = self._stop_matcher.matched
+            if self.matched is None:
+                rest += self._stop_matcher.flush()
         self._parts.append(rest)
         return rest

@@ -12,6 +12,7 @@ import codecs
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import tokenizers
@@ -170,21 +171,35 @@ def byte_alphabet() -> dict[str, int]:
 _BYTE_OF = byte_alphabet()
 
 
+@cache  # as large as vocabularies are
+def _spelled(token: str) -> tuple[bytes, str | None]:
+    """Return the bytes that a byte-level token spells, and their text unless they begin or end inside a character."""
+    try:
+        data = bytes([_BYTE_OF[character] for character in token])
+    except KeyError:  # an added token that is plain text
+        data = token.encode("utf-8")
+    try:
+        return data, data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data, None
+
+
 class _ByteLevel:
     """Tokens spell bytes; the bytes of all of them are one UTF-8 text, with U+FFFD for what is invalid."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside_character = False
 
     def after(self, token: str) -> None:
         pass
 
     def push(self, token: str) -> list[str]:
-        try:
-            data = bytes([_BYTE_OF[character] for character in token])
-        except KeyError:  # an added token that is plain text
-            data = token.encode("utf-8")
-        return [self._decoder.decode(data)]
+        data, text = _spelled(token)
+        if text is None or self._inside_character:
+            text = self._decoder.decode(data)
+            self._inside_character = bool(self._decoder.getstate()[0])
+        return [text]
 
     def end(self) -> list[str]:
         return [self._decoder.decode(b"", final=True)]

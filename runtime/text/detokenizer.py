@@ -37,8 +37,16 @@ class IncrementalDetokenizer:
             return ""
         pieces = [token]
         for stage in self._stages:
-            pieces = [piece for token in pieces for piece in stage.push(token)]
-        return self._emit("".join(pieces), final=False)
+            # Nearly always there is one piece.
+            pieces = (
+                stage.push(pieces[0]) if len(pieces) == 1 else [out for piece in pieces for out in stage.push(piece)]
+            )
+        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        if self._clean_up is not None:
+            text = self._clean_up.push(text)
+        if text:
+            self._pieces.append(text)
+        return text
 
     def flush(self) -> str:
         """Return the text that was held back; nothing is pushed after that."""
@@ -46,7 +54,12 @@ class IncrementalDetokenizer:
         for stage in self._stages:
             pieces = [piece for token in pieces for piece in stage.push(token)]
             pieces += stage.end()
-        return self._emit("".join(pieces), final=True)
+        text = "".join(pieces)
+        if self._clean_up is not None:
+            text = self._clean_up.push(text) + self._clean_up.flush()
+        if text:
+            self._pieces.append(text)
+        return text
 
     @property
     def text(self) -> str:
@@ -54,12 +67,3 @@ class IncrementalDetokenizer:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
-
-    def _emit(self, text: str, final: bool) -> str:
-        if self._clean_up is not None:
-            text = self._clean_up.push(text)
-            if final:
-                text += self._clean_up.flush()
-        if text:
-            self._pieces.append(text)
-        return text

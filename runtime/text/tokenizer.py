@@ -13,7 +13,7 @@ import tokenizers
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text.cleanup import clean_up_spaces
 from inferencex.runtime.text.eos import configured_eos_token_ids
-from inferencex.runtime.text.side_files import read_json_object, read_text
+from inferencex.runtime.text.side_files import read_json_object
 from inferencex.runtime.text.special_tokens import CONFIG_FILE, read_special_tokens
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -33,6 +33,7 @@ class Tokenizer:
         self._clean_up_spaces = clean_up_spaces
         self.special_tokens = special_tokens
         self.eos_token_ids = eos_token_ids
+        self._entries: dict[int, str | None] = {}
 
     @classmethod
     def load(cls, bundle_dir: Path) -> Tokenizer:
@@ -45,9 +46,11 @@ class Tokenizer:
         path = bundle_dir / TOKENIZER_FILE
         if not path.is_file():
             raise BundleError(f"{path}: not found; a bundle needs its tokenizer: convert the model again")
-        serialized = read_text(path)
         try:
-            backend = tokenizers.Tokenizer.from_str(serialized)
+            # From bytes: decoding megabytes only for the library to encode them again takes a tenth of the time.
+            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error}); convert the model again") from error
         except Exception as error:  # the library raises plain Exception for any defect of the file
             raise BundleError(f"{path}: is not a usable tokenizer ({error}); convert the model again") from error
         config = read_json_object(bundle_dir / CONFIG_FILE)
@@ -91,8 +94,12 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary's entry for an id (not its text: bytes and spaces may be coded), None if none."""
-        token: str | None = self._backend.id_to_token(token_id) if token_id >= 0 else None
-        return token
+        try:
+            return self._entries[token_id]
+        except KeyError:
+            token: str | None = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            self._entries[token_id] = token  # the library makes a new string each time
+            return token
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a vocabulary entry, None when there is none."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import numpy as np
 import transformers
+from numpy.typing import NDArray
 from torch import nn
 
 from inferencex.convert.pipeline import ConvertOptions, convert
 from inferencex.convert.quantize.scheme import parse_scheme
-from inferencex.runtime.backends.base import BackendOptions
+from inferencex.runtime.backends.base import BackendOptions, Executable
+from inferencex.runtime.backends.cpu import CpuBackend
+from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.reference import ReferenceBackend
 from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, last_logits, ragged_logits, random_sequences
 from tests.architectures.shrink import tiny_config
@@ -32,32 +38,50 @@ class _Silent:
     def note(self, text: str) -> None: ...
 
 
-def largest_error(name: str, **overrides: object) -> float:
-    """Return the largest difference of any logit between `transformers`, each sequence alone, and a ragged batch
-    or a single sequence of whose tokens only the last has its logits asked for.
+def largest_errors(name: str, **overrides: object) -> dict[str, float]:
+    """Return, for each way to run a bundle here, the largest difference of any logit between `transformers`, each
+    sequence alone, and a ragged batch or a single sequence of whose tokens only the last has its logits asked for.
 
     The model goes all the way: written as a checkpoint, converted, its bundle read back. Raises InferenceXError when
     it cannot be converted, AssertionError when the logits are not finite or have another shape.
     """
     model = tiny_model(name, **overrides)
+    sequences = random_sequences(_TOKENS)
+    expected = [reference_logits(model, tokens) for tokens in sequences]
     with TemporaryDirectory() as folder:
         bundle = write_bundle(model, tiny_config(name, **overrides), Path(folder))
-        options = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE)
-        executable = ReferenceBackend().compile(bundle, options)
-        sequences = random_sequences(_TOKENS)
-        results = ragged_logits(executable, sequences)
-        last = last_logits(executable, sequences[-1])
-    errors = [float(np.abs(last - reference_logits(model, sequences[-1])[-1:]).max())]
-    for tokens, logits in zip(sequences, results, strict=True):
-        expected = reference_logits(model, tokens)
-        assert logits.shape == expected.shape, f"logits are {logits.shape}, expected {expected.shape}"
+        return {way: _error(executable, sequences, expected) for way, executable in _executables(bundle)}
+
+
+def _error(executable: Executable, sequences: list[list[int]], expected: list[NDArray[np.float32]]) -> float:
+    results = ragged_logits(executable, sequences)
+    last = last_logits(executable, sequences[-1])
+    errors = [float(np.abs(last - expected[-1][-1:]).max())]
+    for logits, wanted in zip(results, expected, strict=True):
+        assert logits.shape == wanted.shape, f"logits are {logits.shape}, expected {wanted.shape}"
         assert np.isfinite(logits).all(), "logits are not finite"
-        errors.append(float(np.abs(logits - expected).max()))
+        errors.append(float(np.abs(logits - wanted).max()))
     return max(errors)
 
 
-def write_bundle(model: nn.Module, config: transformers.PreTrainedConfig, folder: Path) -> Path:
-    """Save `model` as a checkpoint in `folder` and convert it, unquantized; returns the bundle's path.
+def _executables(bundle: Path) -> Iterator[tuple[str, Executable]]:
+    """Yield the bundle on the reference backend, and on the CPU backend with every kind of kernels of this machine."""
+    options = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE, threads=1)
+    yield "reference", ReferenceBackend().compile(bundle, options)
+    for isa in _cpu.available_isas():
+        with mock.patch.dict(os.environ, INFERENCEX_ISA=isa):
+            yield f"cpu {isa}", CpuBackend().compile(bundle, options)
+
+
+def largest_error(errors: Mapping[str, float]) -> float:
+    """Return the largest of all errors."""
+    return max(errors.values())
+
+
+def write_bundle(
+    model: nn.Module, config: transformers.PreTrainedConfig, folder: Path, quantization: str = "none"
+) -> Path:
+    """Save `model` as a checkpoint in `folder` and convert it; returns the bundle's path.
 
     `config` is what a published checkpoint has beside it; a model that is part of another keeps only its own section.
     """
@@ -67,7 +91,7 @@ def write_bundle(model: nn.Module, config: transformers.PreTrainedConfig, folder
     model.save_pretrained(checkpoint)
     if type(config) is not type(model.config):
         config.save_pretrained(checkpoint)
-    scheme = parse_scheme("none")
+    scheme = parse_scheme(quantization)
     options = ConvertOptions(
         str(checkpoint), bundle, scheme, dtype="float32", max_model_len=MAX_MODEL_LEN, verify=False
     )

@@ -42,7 +42,7 @@ def ragged_logits(
         for (sequence, _, _), first, last in zip(
             step, batch.sequence_offsets[:-1], batch.sequence_offsets[1:], strict=True
         ):
-            rows[sequence].append(logits[first:last])
+            rows[sequence].append(logits[first:last].copy())
     return [np.concatenate(parts) for parts in rows]
 
 
@@ -54,7 +54,7 @@ def last_logits(executable: Executable, tokens: Sequence[int], block_size: int =
     nothing = executable.step(replace(prefix, logit_rows=np.zeros(0, np.int32)))
     assert nothing.shape == (0, executable.facts.vocab_size)
     rest = _batch([(0, first, len(tokens) - first)], [tokens], tables)
-    return executable.step(replace(rest, logit_rows=rest.logit_rows[-1:]))
+    return executable.step(replace(rest, logit_rows=rest.logit_rows[-1:])).copy()
 
 
 def _steps(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:

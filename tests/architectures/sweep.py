@@ -115,7 +115,7 @@ def _try(name: str, sender: Connection) -> None:
     error: float | None = None
     reason = ""
     try:
-        error = comparison.largest_error(name)
+        error = comparison.largest_error(comparison.largest_errors(name))
         if not error < comparison.TOLERANCE:
             reason = f"logits differ by {error:.2g}"
     except InferenceXError as refusal:

@@ -2,11 +2,30 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
-from onnx_ir import DataType
 
 from inferencex.formats import dtypes
+from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import BundleError
+
+
+def test_types_are_those_of_onnx() -> None:
+    assert {dtype.name: dtype.value for dtype in DataType}.items() <= dict(onnx.TensorProto.DataType.items()).items()
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DataType if dtype.name not in ("UNDEFINED", "STRING")])
+def test_types_agree_with_those_of_the_converter(dtype: DataType) -> None:
+    same = ir.DataType(dtype)
+    assert (same.name, same.bitwidth, same.numpy()) == (dtype.name, dtype.bitwidth, dtype.numpy())
+    assert {dtype: True}[same], "one finds the other in a table"
+
+
+@pytest.mark.parametrize("dtype", [DataType.UNDEFINED, DataType.STRING])
+def test_types_without_a_size(dtype: DataType) -> None:
+    with pytest.raises(BundleError, match=dtype.name):
+        assert dtype.bitwidth
 
 
 def test_packed_types_are_flat_bytes() -> None:

@@ -11,8 +11,8 @@ from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BundleError
 from inferencex.runtime.backends.base import BackendOptions
+from inferencex.runtime.backends.position_tables import check_positions
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
-from inferencex.runtime.backends.reference.position_tables import check_positions
 
 # Weights that take more than this as float32 are converted anew at each use instead of being kept.
 _KEPT_WEIGHTS_BYTES = 8 << 30
@@ -45,7 +45,7 @@ def compile_bundle(bundle: Bundle, options: BackendOptions, *, keep_weights: boo
         raise BundleError(
             f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number"
         )
-    check_positions(bundle.model.graph, max_model_len, str(bundle.path / GRAPH_FILE))
+    check_positions(bundle.graph, max_model_len, str(bundle.path / GRAPH_FILE))
     if keep_weights is None:
         elements = sum(_elements(stored.shape) for stored in bundle.stored.values())
         keep_weights = 4 * elements <= _KEPT_WEIGHTS_BYTES

@@ -48,6 +48,9 @@ def opens_or_refuses(path: Path) -> None:
     try:
         bundle = Bundle.open(path)
         _ = bundle.model
+        assert all(str(node) for node in bundle.graph)  # a node's text shows its attributes, and so reads them
+        for value in bundle.graph.initializers.values():
+            assert value.constant is None or value.numpy().shape == value.shape
         for name in bundle.stored:
             bundle.tensor(name)
     except BundleError as error:

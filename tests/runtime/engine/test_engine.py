@@ -399,6 +399,29 @@ def test_logits_of_a_prompt_that_are_not_finite_fail_the_request(hash_model: Any
     assert "x" in str(output.error)
 
 
+def test_logits_are_not_read_after_the_next_step_began(hash_model: Any) -> None:
+    params = SamplingParams(temperature=0.7, seed=2, n=2, max_tokens=6, logprobs=2, prompt_logprobs=1)
+    outputs = []
+    for reuses_buffer in (False, True):
+        model = hash_model()
+        step, buffer = model.step, np.empty((64, 50), dtype=np.float32)
+
+        def overwrite(batch: Any, step: Any = step, buffer: Any = buffer) -> Any:
+            buffer[:] = np.nan
+            logits = buffer[: len(batch.logit_rows)]
+            logits[:] = step(batch)
+            return logits
+
+        if reuses_buffer:
+            model.step = overwrite
+        engine = Engine(model, SchedulerOptions(max_num_batched_tokens=5))
+        for index, prompt in enumerate(PROMPTS):
+            engine.add_request(str(index), prompt, params)
+        outputs.append({name: (o.outputs, o.prompt_logprobs) for name, o in run(engine).items()})
+    assert outputs[0] == outputs[1]
+    assert "nan" not in str(outputs[1])
+
+
 def test_logits_of_a_wrong_shape_are_refused(hash_model: Any) -> None:
     model = hash_model()
     step = model.step

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import onnx_ir as ir
-
 from inferencex.formats.errors import BundleError
+from inferencex.formats.graph import Graph, Value
 
 _RESHAPES = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast")
 
 
-def check_positions(graph: ir.Graph, max_model_len: int, where: str) -> None:
+def check_positions(graph: Graph, max_model_len: int, where: str) -> None:
     """Raise BundleError, naming the table, when one that is read by position has less than `max_model_len` rows.
 
     These are the tables of RoPE and the learned or computed ones that are looked up with `positions`, which may be
@@ -26,7 +25,7 @@ def check_positions(graph: ir.Graph, max_model_len: int, where: str) -> None:
             )
 
 
-def _tables(graph: ir.Graph) -> Iterator[tuple[ir.Value, int]]:
+def _tables(graph: Graph) -> Iterator[tuple[Value, int]]:
     """Yield the tables and the row of position 0 in each."""
     for node in graph:
         if node.domain != "":
@@ -34,23 +33,23 @@ def _tables(graph: ir.Graph) -> Iterator[tuple[ir.Value, int]]:
         if node.op_type == "RotaryEmbedding" and len(node.inputs) > 3:
             offset = _offset(node.inputs[3])
             tables = [table for table in node.inputs[1:3] if table is not None and len(table.shape or ()) == 2]
-        elif node.op_type == "Gather" and ("axis" not in node.attributes or node.attributes["axis"].as_int() == 0):
+        elif node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
             offset = _offset(node.inputs[1])
-            tables = [table for table in node.inputs[:1] if table is not None and table.is_initializer()]
+            tables = [table for table in node.inputs[:1] if table is not None and table.is_initializer]
         else:
             continue
         if offset is not None:
             yield from ((table, offset) for table in tables)
 
 
-def _offset(index: ir.Value | None) -> int | None:
+def _offset(index: Value | None) -> int | None:
     """Return `c` when an index is `positions + c`, in any shape; None when it is anything else."""
     offset = 0
     while index is not None:
-        if index.is_graph_input():
-            return offset if index.name == "positions" else None
         node = index.producer()
-        if node is None or node.domain != "":
+        if node is None:
+            return offset if index.name == "positions" and not index.is_initializer else None
+        if node.domain != "":
             return None
         index = node.inputs[0]
         if node.op_type == "Add":
@@ -64,7 +63,8 @@ def _offset(index: ir.Value | None) -> int | None:
     return None
 
 
-def _scalar(value: ir.Value | None) -> int | None:
-    if value is None or value.const_value is None or value.const_value.size != 1:
+def _scalar(value: Value | None) -> int | None:
+    if value is None or value.constant is None:
         return None
-    return int(value.const_value.numpy().reshape(-1)[0])
+    array = value.numpy()
+    return int(array.reshape(-1)[0]) if array.size == 1 else None

@@ -1,0 +1,157 @@
+"""Compile a bundle for the CPU: lower its graph, repack its weights, allocate its layer state."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferencex.formats.bundle import Bundle
+from inferencex.formats.bundle.layout import GRAPH_FILE
+from inferencex.formats.errors import BackendError, BundleError, OptionError
+from inferencex.runtime.backends.base import BackendOptions, ModelFacts
+from inferencex.runtime.backends.cpu.executable import CpuExecutable
+from inferencex.runtime.backends.cpu.lowering import (
+    LayerShape,
+    LoweredProgram,
+    LoweringOptions,
+    check_nodes,
+    layer_shapes,
+    lower_graph,
+)
+from inferencex.runtime.backends.cpu.memory_limits import check_memory
+from inferencex.runtime.backends.cpu.native import _cpu
+from inferencex.runtime.backends.cpu.threads import default_threads, pin_order
+from inferencex.runtime.backends.position_tables import check_positions
+
+_LOG = logging.getLogger(__name__)
+
+ACTIVATION_DTYPES = ("auto", "int8", "float32")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+
+
+class CpuBackend:
+    """Runs bundles on the CPU with native kernels.
+
+    Activations in front of INT4 and INT8 weights are quantized to INT8 in groups unless `activation_dtype` says
+    float32. `kv_cache_dtype="auto"` keeps keys and values in bfloat16 where that happens, and in float32 elsewhere.
+    """
+
+    name = "cpu"
+
+    def supports(self, bundle: Path) -> Sequence[str]:
+        """Return no reasons: what has no native kernel runs through `onnx.reference`."""
+        return ()
+
+    def compile(self, bundle: Path, options: BackendOptions) -> CpuExecutable:
+        """Open the bundle, checking it, and make it ready to run; see `Backend.compile`."""
+        return compile_bundle(Bundle.open(bundle), options)
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredBundle:
+    """A bundle's program, and what it was made for."""
+
+    program: LoweredProgram
+    options: LoweringOptions
+    facts: ModelFacts
+    layers: Mapping[int, LayerShape]
+
+
+def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
+    """Lower the graph of an open bundle.
+
+    Raises OptionError for options out of range, BundleError when the manifest promises what the graph does not hold,
+    BackendError when the graph cannot be lowered.
+    """
+    facts = bundle.manifest.architecture
+    max_model_len, independent = facts.get("max_model_len"), facts.get("length_independent_up_to")
+    if not isinstance(max_model_len, int) or max_model_len < 1:
+        raise BundleError(
+            f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number"
+        )
+    graph = bundle.graph
+    check_nodes(graph)
+    check_positions(graph, max_model_len, str(bundle.path / GRAPH_FILE))
+    integer_activations, kv_dtype = _dtypes(bundle, options)
+    layers = layer_shapes(graph)
+    model_facts = ModelFacts(
+        vocab_size=_vocab_size(bundle),
+        max_model_len=max_model_len,
+        num_layers=len(layers),
+        bytes_per_token=sum(_bytes_per_token(shape, kv_dtype, options.block_size) for shape in layers.values()),
+        length_independent_up_to=independent if isinstance(independent, int) else None,
+    )
+    lowering = LoweringOptions(
+        integer_activations=integer_activations,
+        kv_dtype=kv_dtype,
+        max_tokens=options.max_num_batched_tokens,
+        max_seqs=options.max_num_seqs,
+        max_model_len=min(max_model_len, options.max_model_len or max_model_len),
+        num_blocks=options.blocks_for(model_facts),
+        block_size=options.block_size,
+    )
+    program = lower_graph(graph, bundle.tensor, lowering)
+    if program.logits.dims[1].coefficient != model_facts.vocab_size:
+        raise BackendError(
+            f"{bundle.path / GRAPH_FILE}: the logits have {program.logits.dims[1]} columns, and the graph says "
+            f"{model_facts.vocab_size}"
+        )
+    return LoweredBundle(program, lowering, model_facts, layers)
+
+
+def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
+    """Make an executable of an open bundle. Raises what `lower_bundle` does, and BackendError for want of memory."""
+    lowered = lower_bundle(bundle, options)
+    check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
+    threads = options.threads or default_threads()
+    cpus = pin_order(threads) if options.pin else []
+    executable = CpuExecutable(
+        lowered.program, lowered.options, lowered.facts, lowered.layers, threads=threads, cpus=cpus
+    )
+    memory, fallbacks = lowered.program.memory, lowered.program.fallbacks
+    _LOG.info(
+        "%s: %d operations for %s on %d threads; the values of a step take %.1f MB, reuse saves %.1f MB",
+        bundle.path,
+        len(lowered.program.instructions),
+        executable.isa,
+        executable.threads,
+        memory.arena_bytes / 1e6,
+        memory.saved_bytes / 1e6,
+    )
+    if fallbacks:
+        counts = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(fallbacks).items()))
+        _LOG.warning("%s: run by onnx.reference, slowly, for want of a native kernel: %s", bundle.path, counts)
+    return executable
+
+
+def _dtypes(bundle: Bundle, options: BackendOptions) -> tuple[bool, str]:
+    """Return whether activations are INT8, and the type of keys and values."""
+    if options.activation_dtype not in ACTIVATION_DTYPES:
+        raise OptionError(
+            f"activation_dtype={options.activation_dtype!r}; expected one of {', '.join(ACTIVATION_DTYPES)}"
+        )
+    if options.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise OptionError(f"kv_cache_dtype={options.kv_cache_dtype!r}; expected one of {', '.join(KV_CACHE_DTYPES)}")
+    integer = options.activation_dtype != "float32" and bool(bundle.manifest.quantization)
+    if options.kv_cache_dtype != "auto":
+        return integer, options.kv_cache_dtype
+    return integer, "bfloat16" if integer else "float32"
+
+
+def _vocab_size(bundle: Bundle) -> int:
+    shape = bundle.graph.outputs[0].shape if bundle.graph.outputs else None
+    width = shape[-1] if shape else None
+    if not isinstance(width, int) or width < 1:
+        raise BackendError(f"{bundle.path / GRAPH_FILE}: the logits have shape {shape}; expected [rows, vocabulary]")
+    return width
+
+
+def _bytes_per_token(shape: LayerShape, kv_dtype: str, block_size: int) -> int:
+    try:
+        block = _cpu.state_bytes(1, block_size, shape.num_kv_heads, shape.key_width, shape.value_width, kv_dtype)
+    except _cpu.BlueprintError as error:
+        raise BackendError(str(error)) from error
+    return -(-int(block) // block_size)

@@ -1,0 +1,162 @@
+"""A bundle ready to execute steps in the native module."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from inferencex.formats.errors import BackendError
+from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
+from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
+from inferencex.runtime.backends.cpu.lowering import LayerShape, LoweredProgram, LoweringOptions
+from inferencex.runtime.backends.cpu.lowering.extents import Extent
+from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+from inferencex.runtime.backends.cpu.native import _cpu
+
+
+class CpuExecutable:
+    """Executes a lowered graph; see `Executable`. Steps take turns when several threads call."""
+
+    def __init__(
+        self,
+        lowered: LoweredProgram,
+        options: LoweringOptions,
+        facts: ModelFacts,
+        layers: Mapping[int, LayerShape],
+        *,
+        threads: int,
+        cpus: list[int],
+    ) -> None:
+        self.facts = facts
+        self.num_blocks, self.block_size = options.num_blocks, options.block_size
+        self.lowered, self.options = lowered, options
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._program = _build(lowered, options, layers, threads, cpus)
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return int(self._program.threads)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set whose kernels run."""
+        return str(self._program.isa)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time spent inside native steps so far."""
+        return float(self._program.seconds)
+
+    def step(self, batch: StepBatch) -> Float32Array:
+        """Run one step; the logits are valid until the next one. Raises BackendError for a batch that cannot be."""
+        if os.getpid() != self._process:
+            raise BackendError("a program's threads do not survive a fork; load the bundle in the process that runs it")
+        with self._lock:
+            try:
+                logits: Float32Array = self._program.step(
+                    np.ascontiguousarray(batch.token_ids, np.int32),
+                    np.ascontiguousarray(batch.positions, np.int32),
+                    np.ascontiguousarray(batch.sequence_offsets, np.int32),
+                    np.ascontiguousarray(batch.context_lengths, np.int32),
+                    np.ascontiguousarray(batch.block_tables, np.int32),
+                    np.ascontiguousarray(batch.logit_rows, np.int32),
+                    np.ascontiguousarray(batch.prompt_lengths, np.int32),
+                )
+            except ValueError as error:
+                raise BackendError(str(error)) from error
+            return logits
+
+    def set_profiling(self, on: bool) -> None:
+        """Measure every operation from the next step on, or stop doing so."""
+        self._program.set_profiling(on)
+
+    def profile(self) -> list[OperationProfile]:
+        """Return what was measured, in the order of the program."""
+        return [OperationProfile(*row) for row in self._program.profile()]
+
+    def profile_lines(self) -> Iterator[str]:
+        """Yield a table of what was measured, beside the machine's limits, which takes a moment to measure."""
+        return profile_lines(self.profile(), MachineLimits.measured(self.threads))
+
+
+def _build(
+    lowered: LoweredProgram,
+    options: LoweringOptions,
+    layers: Mapping[int, LayerShape],
+    threads: int,
+    cpus: list[int],
+) -> _cpu.Program:
+    try:
+        program = _cpu.Program(threads, cpus)
+        builder = _Builder(program, lowered, options, layers)
+        for instruction in lowered.instructions:
+            inputs = [None if view is None else builder.operand(view) for view in instruction.inputs]
+            outputs = [None if view is None else builder.operand(view) for view in instruction.outputs]
+            if instruction.fallback is not None:
+                program.add_fallback(
+                    str(instruction.attributes["operator"]), instruction.name, inputs, outputs, instruction.fallback
+                )
+            else:
+                program.add(instruction.kind, instruction.name, inputs, outputs, dict(instruction.attributes))
+        places = {name: builder.operand(view) for name, view in lowered.inputs.items()}
+        program.prepare(
+            lowered.memory.arena_bytes,
+            options.max_tokens,
+            places,
+            builder.operand(lowered.logits),
+            options.num_blocks,
+            options.block_size,
+        )
+    except ValueError as error:  # BlueprintError is one, and so is an unknown INFERENCEX_ISA
+        raise BackendError(str(error)) from error
+    except (TypeError, OverflowError) as error:  # a number beyond 64 bits
+        raise BackendError(f"a size or attribute of an operation is out of range: {str(error)[:300]}") from error
+    except MemoryError as error:
+        raise BackendError("not enough memory for the weights, the KV cache and the values of a step") from error
+    return program
+
+
+class _Builder:
+    """Turns views into operands of the native module, each constant and state once."""
+
+    def __init__(
+        self,
+        program: _cpu.Program,
+        lowered: LoweredProgram,
+        options: LoweringOptions,
+        layers: Mapping[int, LayerShape],
+    ) -> None:
+        self._program, self._offsets = program, lowered.memory.offsets
+        self._states = {
+            layer: program.allocate(
+                _cpu.state_bytes(
+                    options.num_blocks,
+                    options.block_size,
+                    shape.num_kv_heads,
+                    shape.key_width,
+                    shape.value_width,
+                    options.kv_dtype,
+                )
+            )
+            for layer, shape in layers.items()
+        }
+
+    def operand(self, view: View) -> _cpu.Operand:
+        """Return the operand of a view."""
+        storage: Storage = view.storage
+        if storage.layer is not None:
+            return _cpu.Program.region_operand(self._states[storage.layer])
+        dims, strides = _pairs(view.dims), _pairs(view.strides)
+        item = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4}.get(view.dtype, 1)
+        if storage.array is not None:
+            return self._program.constant(view.dtype, dims, strides, view.offset * item, storage.array)
+        return _cpu.operand(view.dtype, dims, strides, self._offsets[storage] + view.offset * item)
+
+
+def _pairs(extents: tuple[Extent, ...]) -> list[tuple[int, int]]:
+    return [(extent.coefficient, int(extent.symbol)) for extent in extents]

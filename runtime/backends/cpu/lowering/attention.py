@@ -1,0 +1,211 @@
+"""Attention over the layer state, with rotary embedding of queries and keys computed along where it stands before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.errors import BackendError
+from inferencex.formats.graph import Graph, Node, Value
+from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, input_of
+from inferencex.runtime.backends.cpu.lowering.extents import Extent
+from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one token of a layer keeps: `num_kv_heads` keys of `key_width` and values of `value_width` numbers."""
+
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+
+
+def layer_shapes(graph: Graph) -> dict[int, LayerShape]:
+    """Return the layer state that the attention of a graph keeps, by layer. Raises BackendError for unknown sizes."""
+    shapes: dict[int, LayerShape] = {}
+    for node in graph:
+        if node.domain != DOMAIN or node.op_type != "Attention":
+            continue
+        heads = node.attributes.get_int("num_kv_heads")
+        widths = [_width(input_of(node, place)) for place in (1, 2)]
+        if heads < 1 or any(width % heads for width in widths):
+            raise BackendError(f"attention {node.outputs[0].name!r} has {heads} key-value heads for widths {widths}")
+        shape = LayerShape(heads, widths[0] // heads, widths[1] // heads)
+        if shapes.setdefault(node.attributes.get_int("layer"), shape) != shape:
+            raise BackendError(f"attention {node.outputs[0].name!r} shares a layer with one of another shape")
+    return shapes
+
+
+def _width(value: Value | None) -> int:
+    width = value.shape[-1] if value is not None and value.shape else None
+    if not isinstance(width, int):
+        raise BackendError(f"value {value and value.name!r} has no fixed number of features")
+    return width
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    """A RotaryEmbedding in front of attention: what it rotates, and with what."""
+
+    node: Node
+    source: Value
+    path: tuple[Node, ...]  # the nodes between source and attention, itself included
+
+
+def _rotation(lowering: Lowering, value: Value | None, heads: int) -> _Rotation | None:
+    """Return the rotation that produced a value for attention alone, or None."""
+    path: list[Node] = []
+    while value is not None:
+        node = value.producer()
+        if node is None or len(value.consumers()) != 1 or any(value is out for out in lowering.graph.outputs):
+            return None
+        path.append(node)
+        if node.op_type == "RotaryEmbedding":
+            positions = input_of(node, 3)
+            if positions is None or node.inputs[0] is None or node.attributes.get_int("num_heads", 0) != heads:
+                return None
+            if any(node.inputs[i] not in lowering.static for i in (1, 2)):
+                return None
+            return _Rotation(node, node.inputs[0], tuple(path))
+        if node.op_type not in _RESHAPES or node.domain != "":
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def absorb_rotations(lowering: Lowering) -> None:
+    """Mark the rotary embeddings that attention will compute along."""
+    for node in lowering.graph:
+        if node.domain != DOMAIN or node.op_type != "Attention":
+            continue
+        for place, attribute in ((0, "num_heads"), (1, "num_kv_heads")):
+            rotation = _rotation(lowering, node.inputs[place], node.attributes.get_int(attribute))
+            if rotation is not None:
+                lowering.absorbed.update(value.name for step in rotation.path for value in step.outputs)
+
+
+def lower_attention(lowering: Lowering, node: Node) -> bool:
+    """Lower one Attention node: the new keys and values into the state, then the queries over it."""
+    attributes = node.attributes
+    layer = attributes.get_int("layer")
+    heads, kv_heads = attributes.get_int("num_heads"), attributes.get_int("num_kv_heads")
+    shape = layer_shapes(lowering.graph)[layer]
+    state = lowering.states.setdefault(layer, Storage(Extent(0), layer=layer))
+    state_view = View(state, "u8", (), ())
+    place: dict[str, AttributeValue] = {
+        "layer": layer,
+        "num_kv_heads": kv_heads,
+        "key_width": shape.key_width,
+        "value_width": shape.value_width,
+        "block_size": lowering.options.block_size,
+        "num_blocks": lowering.options.num_blocks,
+        "kv_dtype": lowering.options.kv_dtype,
+    }
+    name = node.outputs[0].name
+    if attributes.get_int("writes", 1):
+        keys, rotary, turn = _rotated(lowering, node, 1, kv_heads)
+        values = _heads(lowering, lowering.view(node.inputs[2]), kv_heads, name)
+        lowering.emit("StoreKV", f"{name}.state", [keys, values, *rotary, state_view], [], **place, **turn)
+    queries, rotary, turn = _rotated(lowering, node, 0, heads)
+    y = lowering.define(node.outputs[0], "f32", (queries.dims[0], Extent(heads * shape.value_width)))
+    lowering.emit(
+        "Attention",
+        name,
+        [queries, lowering.optional_view(node, 3), lowering.optional_view(node, 4), *rotary, state_view],
+        [y],
+        **place,
+        **turn,
+        num_heads=heads,
+        scale=float(attributes.get_float("scale")),
+        window=attributes.get_int("window", 0),
+        chunk=attributes.get_int("chunk", 0),
+        softcap=float(attributes.get_float("softcap", 0.0)),
+        max_tokens=lowering.options.max_tokens,
+        max_seqs=lowering.options.max_seqs,
+        max_context=lowering.options.max_model_len,
+    )
+    return True
+
+
+def _rotated(
+    lowering: Lowering, node: Node, place: int, heads: int
+) -> tuple[View, list[View | None], dict[str, AttributeValue]]:
+    """Return queries or keys `[T, heads, width]`, and the rotation still to be applied: cos, sin, positions."""
+    name = node.outputs[0].name
+    rotation = _rotation(lowering, node.inputs[place], heads)
+    if rotation is None:
+        view = _heads(lowering, lowering.view(node.inputs[place]), heads, name)
+        return view, [None, None, None], {"dim": 0, "interleaved": 0}
+    source = lowering.view(rotation.source)
+    tokens = Extent(1)
+    for size in source.dims[:-1]:
+        tokens = tokens * size
+    flat = source.reshaped((tokens, source.dims[-1]))
+    if flat is None:
+        flat = lowering.contiguous(source, name).reshaped((tokens, source.dims[-1]))
+    assert flat is not None, "a contiguous value can be reshaped"
+    cos, sin, positions = rotation_inputs(lowering, rotation.node)
+    attributes: dict[str, AttributeValue] = {
+        "dim": rotation.node.attributes.get_int("rotary_embedding_dim", 0),
+        "interleaved": rotation.node.attributes.get_int("interleaved", 0),
+    }
+    return _heads(lowering, flat, heads, name), [cos, sin, positions], attributes
+
+
+def rotation_inputs(lowering: Lowering, node: Node) -> tuple[View, View, View | None]:
+    """Return cos and sin `[P, half]` and positions `[T]` of a RotaryEmbedding, or cos and sin `[T, half]` alone."""
+    name = node.outputs[0].name
+    cos, sin = (lowering.contiguous(lowering.view(node.inputs[i]), name) for i in (1, 2))
+    if input_of(node, 3) is not None:
+        positions = lowering.contiguous(lowering.view(node.inputs[3]), name)
+        flat = positions.reshaped((positions.dims[0] * positions.dims[-1],)) if positions.rank == 2 else positions
+        assert flat is not None
+        return cos, sin, flat
+    half = cos.dims[-1]
+    tokens = cos.dims[-2]
+    flat_cos, flat_sin = (view.reshaped((tokens, half)) for view in (cos, sin))
+    if flat_cos is None or flat_sin is None:
+        raise BackendError(f"rotary embedding {name!r}: tables of shape {[str(d) for d in cos.dims]} were not expected")
+    return flat_cos, flat_sin, None
+
+
+def _heads(lowering: Lowering, view: View, heads: int, name: str) -> View:
+    """Return `[T, heads, width]` of a matrix `[T, heads * width]`."""
+    view = lowering.with_contiguous_rows(view, name)
+    width = view.dims[-1].coefficient
+    if view.rank != 2 or width % heads:
+        raise BackendError(f"attention {name!r}: {width} features for {heads} heads")
+    dims = (view.dims[0], Extent(heads), Extent(width // heads))
+    split = view.reshaped(dims) or lowering.contiguous(view, name).reshaped(dims)
+    assert split is not None, "the last dimension is contiguous"
+    return split
+
+
+def lower_rotary(lowering: Lowering, node: Node) -> bool:
+    """Lower a RotaryEmbedding that stands alone, on `[1, T, H * D]`."""
+    x = lowering.view(node.inputs[0])
+    heads = node.attributes.get_int("num_heads", 0)
+    name = node.outputs[0].name
+    if x.rank != 3 or x.dims[0] != Extent(1) or heads < 1:
+        return False
+    tokens, features = x.dims[1], x.dims[2]
+    flat = x.reshaped((tokens, features)) or lowering.contiguous(x, name).reshaped((tokens, features))
+    assert flat is not None
+    queries = _heads(lowering, flat, heads, name)
+    cos, sin, positions = rotation_inputs(lowering, node)
+    y = lowering.allocate("f32", queries.dims)
+    lowering.emit(
+        "RotaryEmbedding",
+        name,
+        [queries, cos, sin, positions],
+        [y],
+        dim=node.attributes.get_int("rotary_embedding_dim", 0),
+        interleaved=node.attributes.get_int("interleaved", 0),
+    )
+    result = y.reshaped(x.dims)
+    assert result is not None
+    lowering.views[node.outputs[0].name] = result
+    return True

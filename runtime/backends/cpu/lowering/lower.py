@@ -1,0 +1,185 @@
+"""Lower a whole graph: each node by the first way that fits, the most special one first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.errors import BackendError
+from inferencex.formats.graph import Graph, Node
+from inferencex.runtime.backends.cpu.lowering import arrangement, attention, experts, fallback, generic, linear, norms
+from inferencex.runtime.backends.cpu.lowering.context import Instruction, Lowering, LoweringOptions
+from inferencex.runtime.backends.cpu.lowering.extents import Extent, Symbol, extent_named
+from inferencex.runtime.backends.cpu.lowering.integers import evaluate_integers
+from inferencex.runtime.backends.cpu.lowering.memory_plan import MemoryPlan, plan_memory
+from inferencex.runtime.backends.cpu.lowering.quantization import integer_weight, static_scale
+from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
+from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+from inferencex.runtime.backends.cpu.lowering.well_formed import naming
+from inferencex.runtime.backends.cpu.native import _cpu
+
+Handler = Callable[[Lowering, Node], bool]
+
+_INPUTS = {
+    "token_ids": Symbol.TOKENS,
+    "positions": Symbol.TOKENS,
+    "logit_rows": Symbol.ROWS,
+    "prompt_lengths": Symbol.TOKENS,
+}
+
+_SPECIAL: dict[tuple[str, str], tuple[Handler, ...]] = {
+    ("", "Gemm"): (linear.lower_gemm,),
+    ("", "MatMul"): (linear.lower_matmul,),
+    ("", "Gather"): (experts.lower_embedding, arrangement.HANDLERS["Gather"]),
+    ("", "RMSNormalization"): (norms.lower_norm,),
+    ("", "LayerNormalization"): (norms.lower_norm,),
+    ("", "RotaryEmbedding"): (attention.lower_rotary,),
+    ("", "Gelu"): (norms.lower_activation,),
+    ("", "Relu"): (norms.lower_activation,),
+    ("", "Sigmoid"): (norms.lower_activation,),
+    ("", "ConstantOfShape"): (generic.lower_fill,),
+    (DOMAIN, "AddRMSNormalization"): (norms.lower_norm,),
+    (DOMAIN, "AddLayerNormalization"): (norms.lower_norm,),
+    (DOMAIN, "GatedActivation"): (norms.lower_gated,),
+    (DOMAIN, "Attention"): (attention.lower_attention,),
+    (DOMAIN, "Experts"): (experts.lower_experts,),
+    (DOMAIN, "ExpertLinear"): (experts.lower_expert_linear,),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredProgram:
+    """A graph as the native module runs it.
+
+    inputs:    places of the graph's inputs in the arena, int64
+    logits:    place of the result, float32 `[rows, vocab]`
+    states:    the layer states that instructions refer to
+    fallbacks: operators without a native kernel, which run through `onnx.reference`
+    """
+
+    instructions: tuple[Instruction, ...]
+    inputs: Mapping[str, View]
+    logits: View
+    states: Mapping[int, Storage]
+    fallbacks: tuple[str, ...]
+    memory: MemoryPlan
+
+
+def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: LoweringOptions) -> LoweredProgram:
+    """Lower a graph of the IR dialect; `tensor(name)` returns a stored tensor, memory-mapped.
+
+    Raises BackendError, naming the node, for what can be neither lowered nor run by `onnx.reference`.
+    """
+    lowering = Lowering(
+        graph=graph,
+        static=StaticValues(graph, tensor),
+        options=options,
+        native_kinds=frozenset(_cpu.operation_kinds()),
+        block_layout=_cpu.block_layout,
+    )
+    inputs = _place_inputs(lowering)
+    attention.absorb_rotations(lowering)
+    _absorb_static_quantization(lowering)
+    for node in graph:
+        if not any(value in lowering.static for value in node.outputs):
+            with naming(node):
+                _lower_node(lowering, node)
+    logits = _logits(lowering)
+    instructions = tuple(lowering.instructions)
+    memory = plan_memory(instructions, [*inputs.values(), logits], options.max_tokens, options.max_tokens)
+    return LoweredProgram(instructions, inputs, logits, lowering.states, tuple(lowering.fallbacks), memory)
+
+
+def _place_inputs(lowering: Lowering) -> dict[str, View]:
+    places = {}
+    for value in lowering.graph.inputs:
+        symbol = _INPUTS.get(value.name)
+        if symbol is None:
+            raise BackendError(f"the graph has an unknown input {value.name!r}; expected {', '.join(_INPUTS)}")
+        places[value.name] = lowering.define(value, "i64", (Extent(1, symbol),))
+    return places
+
+
+def _absorb_static_quantization(lowering: Lowering) -> None:
+    """Mark QuantizeLinear and DequantizeLinear in front of integer linears with fixed scales; those quantize."""
+    for node in lowering.graph:
+        with naming(node):
+            _absorb_quantization_before(lowering, node)
+
+
+def _absorb_quantization_before(lowering: Lowering, node: Node) -> None:
+    weight = integer_weight(lowering, node)
+    value = node.inputs[0] if node.inputs else None
+    if weight is None or value is None or len(value.consumers()) != 1 or weight.group != -1:
+        return
+    if static_scale(lowering, value) is not None:
+        lowering.absorbed.add(value.name)
+        dequantize = value.producer()
+        middle = dequantize.inputs[0] if dequantize is not None else None
+        if middle is not None and len(middle.consumers()) == 1:
+            lowering.absorbed.add(middle.name)
+
+
+def _lower_node(lowering: Lowering, node: Node) -> None:
+    if any(value.name in lowering.absorbed for value in node.outputs):
+        return
+    if evaluate_integers(lowering, node):
+        return
+    special = _SPECIAL.get((node.domain, node.op_type), ())
+    if not special and node.domain == "" and node.op_type in arrangement.HANDLERS:
+        special = (arrangement.HANDLERS[node.op_type],)
+    for handler in special:
+        if handler(lowering, node):
+            return
+    if not generic.lower_generic(lowering, node):
+        _lower_to_fallback(lowering, node)
+
+
+def _lower_to_fallback(lowering: Lowering, node: Node) -> None:
+    if node.domain == DOMAIN:
+        raise BackendError("its operands are not those that the IR dialect describes")
+    outputs: list[View | None] = []
+    inputs = [None if value is None else lowering.view(value) for value in node.inputs]
+    for value in node.outputs:
+        dims = [extent_named(dimension) for dimension in value.shape or ()]
+        dtype = NATIVE_TYPES.get(value.dtype) if value.dtype is not None else None
+        if not value.name or (not value.consumers() and value is not node.outputs[0]):
+            outputs.append(None)
+            continue
+        if value.shape is None or dtype is None or any(size is None for size in dims):
+            raise BackendError(
+                f"operator {node.domain or 'ai.onnx'}::{node.op_type} has no native kernel, and the graph does not say "
+                f"what shape its result {value.name!r} has"
+            )
+        outputs.append(lowering.define(value, dtype[0], [size for size in dims if size is not None]))
+    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    lowering.fallbacks.append(name)
+    instruction = Instruction(
+        "Fallback",
+        node.outputs[0].name,
+        tuple(inputs),
+        tuple(outputs),
+        {"operator": name},
+        fallback.step_function(node),
+    )
+    lowering.instructions.append(instruction)
+
+
+def _logits(lowering: Lowering) -> View:
+    outputs: Sequence[object] = lowering.graph.outputs
+    if len(outputs) != 1:
+        raise BackendError(f"the graph has {len(outputs)} outputs; expected the logits alone")
+    view = lowering.view(lowering.graph.outputs[0])
+    if view.rank != 2 or view.dtype != "f32" or view.dims[0] != Extent(1, Symbol.ROWS) or not view.dims[1].is_constant:
+        raise BackendError(
+            f"the logits are {view.dtype} [{', '.join(map(str, view.dims))}]; expected f32 [rows, vocab]"
+        )
+    if not view.storage.is_arena or view.offset or not view.is_contiguous:
+        copy = lowering.allocate("f32", view.dims)
+        lowering.emit("Copy", "logits", [view], [copy])
+        return copy
+    return view

@@ -1,0 +1,73 @@
+"""Places in one arena for all values of a step, shared by values that are not needed at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inferencex.runtime.backends.cpu.lowering.context import Instruction
+from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryPlan:
+    """Where every storage of the arena begins, in bytes.
+
+    arena_bytes:   size of the arena
+    value_bytes:   what the values would take side by side
+    """
+
+    offsets: Mapping[Storage, int]
+    arena_bytes: int
+    value_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """What sharing saves."""
+        return self.value_bytes - self.arena_bytes
+
+
+def plan_memory(
+    instructions: Sequence[Instruction], held: Sequence[View], max_tokens: int, max_rows: int
+) -> MemoryPlan:
+    """Plan the arena for steps of at most `max_tokens` and `max_rows`.
+
+    Values of `held` (the graph's inputs and outputs) keep their place for the whole step. The largest values are placed
+    first, each at the lowest place where none that lives at the same time lies (Pisarchyk and Lee 2020,
+    arXiv:2001.03288, "greedy by size").
+    """
+    lives = _lives(instructions, held)
+    sizes = {
+        storage: -(-max(storage.nbytes.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT for storage in lives
+    }
+    offsets: dict[Storage, int] = {}
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last instruction
+    for storage in sorted(lives, key=lambda s: (-sizes[s], lives[s])):
+        first, last = lives[storage]
+        place = 0
+        for offset, end, other_first, other_last in placed:
+            if other_first <= last and first <= other_last:
+                if place + sizes[storage] <= offset:
+                    break
+                place = max(place, end)
+        offsets[storage] = place
+        placed.append((place, place + sizes[storage], first, last))
+        placed.sort()
+    arena = max((offsets[storage] + sizes[storage] for storage in offsets), default=0)
+    return MemoryPlan(offsets, arena, sum(sizes.values()))
+
+
+def _lives(instructions: Sequence[Instruction], held: Sequence[View]) -> dict[Storage, tuple[int, int]]:
+    """Return the first and last instruction at which each storage of the arena is needed."""
+    lives: dict[Storage, tuple[int, int]] = {}
+    for view in held:
+        lives[view.storage] = (0, len(instructions))
+    for place, instruction in enumerate(instructions):
+        for operand in (*instruction.inputs, *instruction.outputs):
+            if operand is None or not operand.storage.is_arena:
+                continue
+            first, last = lives.get(operand.storage, (place, place))
+            lives[operand.storage] = (min(first, place), max(last, place))
+    return lives

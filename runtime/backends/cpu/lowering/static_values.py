@@ -1,0 +1,202 @@
+"""What does not depend on the step: initializers, and what nodes compute from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferencex.formats.dtypes import DataType, is_packed
+from inferencex.formats.errors import BackendError, BundleError
+from inferencex.formats.graph import Graph, Node, Value, to_array
+from inferencex.formats.packing import unpack_int4
+from inferencex.runtime.backends.cpu.lowering.views import View, constant_view
+from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
+
+Array = NDArray[Any]
+
+# element type -> (name in the native module, numpy type that its bits are read as)
+NATIVE_TYPES: dict[DataType, tuple[str, type[np.generic]]] = {
+    DataType.FLOAT: ("f32", np.float32),
+    DataType.FLOAT16: ("f16", np.float16),
+    DataType.BFLOAT16: ("bf16", np.uint16),
+    DataType.FLOAT8E4M3FN: ("f8e4m3", np.uint8),
+    DataType.INT64: ("i64", np.int64),
+    DataType.INT32: ("i32", np.int32),
+    DataType.INT8: ("i8", np.int8),
+    DataType.UINT8: ("u8", np.uint8),
+    DataType.INT4: ("u8", np.uint8),
+    DataType.UINT4: ("u8", np.uint8),
+    DataType.BOOL: ("bool", np.bool_),
+}
+
+_FLOAT_FORMATS = {DataType.FLOAT: "f32", DataType.BFLOAT16: "bf16", DataType.FLOAT16: "f16"}
+_SCALED_FORMATS = {
+    DataType.INT4: ("int4", True),
+    DataType.UINT4: ("int4", False),
+    DataType.INT8: ("int8", True),
+    DataType.FLOAT8E4M3FN: ("f8e4m3", True),
+}
+
+PER_CHANNEL = -1
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A weight `[..., N, K]` as the bundle stores it.
+
+    format:       f32, bf16, f16, f8e4m3, int8 or int4
+    values:       its elements; of int4 uint8, two to a byte
+    scales:       [..., N, groups], or [N] per channel; None for plain floats
+    zero_points:  stored like the values; None when symmetric
+    group:        features that share a scale, `PER_CHANNEL` for one scale a row
+    is_signed:    whether 4-bit integers are -8..7
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    values: View
+    scales: View | None = None
+    zero_points: View | None = None
+    group: int = PER_CHANNEL
+    is_signed: bool = True
+
+    @property
+    def is_integer(self) -> bool:
+        """Tell whether integer kernels can multiply it."""
+        return self.format in ("int8", "int4")
+
+
+class StaticValues:
+    """The static values of a graph, read or computed when asked for.
+
+    `tensor(name)` returns a stored tensor as `Bundle.tensor` does.
+    """
+
+    def __init__(self, graph: Graph, tensor: Callable[[str], Array]) -> None:
+        self._tensor = tensor
+        self._static = {name for name in graph.initializers}
+        self._arrays: dict[str, Array] = {}
+        for node in graph:
+            if all(value is None or value.name in self._static for value in node.inputs):
+                self._static.update(value.name for value in node.outputs)
+
+    def __contains__(self, value: Value | None) -> bool:
+        return value is not None and value.name in self._static
+
+    def array(self, value: Value) -> Array:
+        """Return the elements of a static value; computed ones are kept. 4-bit integers come as int8 or uint8."""
+        found = self._arrays.get(value.name)
+        if found is not None:
+            return found
+        producer = value.producer()
+        if producer is None:
+            return self._elements(value)
+        for output, result in zip(producer.outputs, self._evaluate(producer), strict=False):
+            self._arrays[output.name] = result
+        return self._arrays[value.name]
+
+    def weight(self, value: Value) -> StoredWeight | None:
+        """Return how a static matrix or stack of matrices is stored; None where kernels cannot read it as it is."""
+        node = value.producer()
+        if node is None:
+            name = _FLOAT_FORMATS.get(value.dtype or DataType.UNDEFINED)
+            return None if name is None else StoredWeight(name, self._shape(value), self._raw(value))
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source.producer() is not None:
+            return None
+        if node.op_type == "Cast" and node.domain == "" and value.dtype is DataType.FLOAT:
+            name = _FLOAT_FORMATS.get(source.dtype or DataType.UNDEFINED)
+            return None if name is None else StoredWeight(name, self._shape(source), self._raw(source))
+        if node.op_type == "DequantizeLinear" and node.domain == "":
+            return self._quantized(node, source)
+        return None
+
+    def _quantized(self, node: Node, source: Value) -> StoredWeight | None:
+        known = _SCALED_FORMATS.get(source.dtype or DataType.UNDEFINED)
+        scales = node.inputs[1]
+        shape = self._shape(source)
+        if known is None or scales is None or len(shape) < 2 or scales.producer() is not None:
+            return None
+        if scales.dtype not in (DataType.FLOAT, DataType.FLOAT16):
+            return None
+        axis = node.attributes.get_int("axis", 1) % len(shape)
+        block_size = node.attributes.get_int("block_size", 0)
+        per_channel = block_size == 0 and axis == 0 and len(shape) == 2 and self._shape(scales) == shape[:1]
+        if not per_channel and (block_size < 1 or axis != len(shape) - 1):
+            return None
+        zero_points = node.inputs[2] if len(node.inputs) > 2 else None
+        if zero_points is not None and (zero_points.producer() is not None or known[0] == "f8e4m3"):
+            return None
+        return StoredWeight(
+            known[0],
+            shape,
+            self._raw(source),
+            self._raw(scales),
+            None if zero_points is None else self._raw(zero_points),
+            PER_CHANNEL if per_channel else block_size,
+            known[1],
+        )
+
+    def _raw(self, value: Value) -> View:
+        """Return the stored bits of an initializer, memory-mapped where they lie in a weight file."""
+        dtype = value.dtype or DataType.UNDEFINED
+        known = NATIVE_TYPES.get(dtype)
+        if known is None:
+            raise BackendError(f"{value.name!r} is stored as {dtype.name}, which the CPU backend does not read")
+        if value.constant is not None and is_packed(dtype):
+            raise BackendError(f"{value.name!r} is a packed constant inside the graph; expected it in a weight file")
+        array = to_array(value.constant) if value.constant is not None else self._tensor(value.name)
+        return constant_view(array.view(known[1]) if array.dtype.itemsize > 0 else array, known[0])
+
+    def _elements(self, value: Value) -> Array:
+        if value.constant is not None:
+            return to_array(value.constant)
+        array = self._tensor(value.name)
+        dtype = value.dtype or DataType.UNDEFINED
+        if dtype in (DataType.INT4, DataType.UINT4):
+            return unpack_int4(array, self._shape(value), signed=dtype is DataType.INT4)
+        return array
+
+    @staticmethod
+    def _shape(value: Value) -> tuple[int, ...]:
+        if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+            raise BundleError(f"the initializer {value.name!r} has no fixed shape")
+        return tuple(int(size) for size in value.shape if isinstance(size, int))
+
+    def _evaluate(self, node: Node) -> Sequence[Array]:
+        inputs = [None if value is None else self.array(value) for value in node.inputs]
+        try:
+            if node.domain == "" and node.op_type == "Cast" and inputs[0] is not None:
+                return (inputs[0].astype(DataType(node.attributes.get_int("to")).numpy()),)
+            if node.domain == "" and node.op_type == "DequantizeLinear":
+                return (_dequantize(node, inputs),)
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+            raise BackendError(f"{label_of(node)} cannot be computed: {error or type(error).__name__}") from error
+        from inferencex.runtime.backends.cpu.lowering.fallback import evaluate
+
+        return evaluate(node, inputs)
+
+
+def _dequantize(node: Node, inputs: Sequence[Array | None]) -> Array:
+    """Compute DequantizeLinear of opset 23 in float32."""
+    values, scales = inputs[0], inputs[1]
+    assert values is not None and scales is not None
+    zero_points = inputs[2] if len(inputs) > 2 else None
+    axis = node.attributes.get_int("axis", 1) % max(values.ndim, 1)
+    block_size = node.attributes.get_int("block_size", 0)
+
+    def spread(array: Array) -> Array:
+        array = array.astype(np.float32)
+        if block_size:
+            return np.repeat(array, block_size, axis=axis).take(np.arange(values.shape[axis]), axis=axis)
+        return array.reshape([-1 if i == axis else 1 for i in range(values.ndim)]) if array.ndim == 1 else array
+
+    result = values.astype(np.float32)
+    if zero_points is not None:
+        result -= spread(zero_points)
+    result *= spread(scales)
+    return result

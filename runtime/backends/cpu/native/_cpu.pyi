@@ -1,0 +1,131 @@
+"""Programs of the CPU backend."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy import float32, int32
+from numpy.typing import NDArray
+
+Size = tuple[int, int]
+"""A coefficient, and what it is multiplied with: 0 nothing, 1 the step's tokens, 2 its logit rows."""
+AttributeValue = int | float | str | list[int]
+_Int32 = NDArray[int32]
+
+class BlueprintError(ValueError):
+    """An operation was given operands or attributes that it cannot work with."""
+
+class Operand:
+    """Elements in the arena or in memory that outlives the program."""
+
+class Region:
+    """Memory of a program that outlives its steps."""
+
+    bytes: int
+
+class Program:
+    """Operations in order, and the threads that execute them. `isa` None: the fastest kernels of the machine."""
+
+    threads: int
+    isa: str
+    seconds: float
+    memory_bytes: int
+    scratch_bytes: int
+
+    def __init__(self, threads: int, cpus: Sequence[int] = (), isa: str | None = None) -> None: ...
+    def constant(
+        self, dtype: str, dims: Sequence[Size], strides: Sequence[Size], offset: int, array: NDArray[Any]
+    ) -> Operand:
+        """Return an operand in an array, from byte `offset` on; the program keeps the array."""
+
+    def allocate(self, bytes: int) -> Region:
+        """Reserve zeroed memory."""
+
+    @staticmethod
+    def region_operand(region: Region) -> Operand:
+        """Return an operand that is a whole region."""
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[Operand | None],
+        attributes: Mapping[str, AttributeValue],
+    ) -> None:
+        """Append an operation. Raises BlueprintError."""
+
+    def add_fallback(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[Operand | None],
+        function: Callable[[Sequence[NDArray[Any] | None], Sequence[NDArray[Any] | None]], None],
+    ) -> None:
+        """Append a function that is called with the arrays of the step's inputs and outputs, and fills the latter."""
+
+    def prepare(
+        self,
+        arena_bytes: int,
+        max_tokens: int,
+        inputs: Mapping[str, Operand],
+        logits: Operand,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        """Allocate what steps need and repack the weights; nothing may be added any more."""
+
+    def step(
+        self,
+        token_ids: _Int32,
+        positions: _Int32,
+        sequence_offsets: _Int32,
+        context_lengths: _Int32,
+        block_tables: _Int32,
+        logit_rows: _Int32,
+        prompt_lengths: _Int32,
+    ) -> NDArray[float32]:
+        """Run a step and return a view of its logits. Raises ValueError for a batch that contradicts itself."""
+
+    def run(
+        self,
+        tokens: int = 1,
+        rows: int = 1,
+        positions: _Int32 | None = None,
+        sequence_offsets: _Int32 | None = None,
+        context_lengths: _Int32 | None = None,
+        block_tables: _Int32 | None = None,
+    ) -> None:
+        """Run every operation once."""
+
+    def set_profiling(self, on: bool) -> None:
+        """Time every operation, or stop doing so."""
+
+    def profile(self) -> list[tuple[str, str, int, float, float, float]]:
+        """Return kind, name, calls, seconds, bytes and arithmetic operations of every operation."""
+
+def operand(dtype: str, dims: Sequence[Size], strides: Sequence[Size], offset: int) -> Operand:
+    """Return an operand in the arena, from byte `offset` on."""
+
+def available_isas() -> list[str]:
+    """Return the instruction sets whose kernels this machine runs, fastest first."""
+
+def chosen_isa() -> str:
+    """Return the one that is used. Raises ValueError when INFERENCEX_ISA names one that this machine lacks."""
+
+def operation_kinds() -> list[str]:
+    """Return the kinds of operations there are."""
+
+def state_bytes(
+    num_blocks: int, block_size: int, num_kv_heads: int, key_width: int, value_width: int, kv_dtype: str
+) -> int:
+    """Return the bytes of one layer's state. Raises BlueprintError."""
+
+def block_layout(features: int, group: int, whole: bool = False) -> tuple[int, int]:
+    """Return blocks and bytes of a row of quantized activations."""
+
+def measure_integer_peak(threads: int) -> float:
+    """Return the INT8 operations a second that this machine reaches at best."""
+
+def measure_bandwidth(threads: int, bytes: int) -> float:
+    """Return the bytes a second that this machine reads at best."""

@@ -1,0 +1,3 @@
+#define INFERENCEX_ISA avx512_bf16
+#define INFERENCEX_ISA_NAME "avx512_bf16"
+#include "kernels.inc"

@@ -1,0 +1,3 @@
+#define INFERENCEX_ISA neon
+#define INFERENCEX_ISA_NAME "neon"
+#include "kernels.inc"

@@ -1,0 +1,341 @@
+// A weight of a linear or of a bank of experts as a blueprint gives it, and the same packed for the kernels.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../kernels.h"
+#include "../memory.h"
+#include "../operation.h"
+#include "row_operands.h"
+
+namespace inferencex::cpu {
+
+inline constexpr std::int64_t kWeightTile = PackedFloatWeight::kTile;
+static_assert(PackedIntegerWeight::kTile == kWeightTile);
+
+inline std::int64_t positive_attribute(const Blueprint &blueprint, const std::string &key, std::int64_t most) {
+    const std::int64_t value = blueprint.integer(key);
+    if (value < 1 || value > most)
+        refuse(blueprint, key + " is " + std::to_string(value) + ", expected 1 to " + std::to_string(most));
+    return value;
+}
+
+// Throws unless the operand is there, of this type and rank, with neighbouring elements in its last dimension.
+inline const Operand &expect_operand(const Blueprint &blueprint, const std::vector<Operand> &operands, std::size_t i,
+                                     const char *what, DType dtype, int rank) {
+    if (i >= operands.size() || !operands[i].present) refuse(blueprint, std::string(what) + " is missing");
+    const Operand &operand = operands[i];
+    if (operand.dtype != dtype) refuse(blueprint, std::string(what) + " has the wrong element type");
+    if (operand.rank != rank)
+        refuse(blueprint,
+               std::string(what) + " has rank " + std::to_string(operand.rank) + ", expected " + std::to_string(rank));
+    const Extent &last = operand.strides[rank - 1];
+    const bool single = operand.dims[rank - 1].symbol == Symbol::none && operand.dims[rank - 1].coefficient <= 1;
+    if (!single && (last.symbol != Symbol::none || last.coefficient != 1))
+        refuse(blueprint, std::string(what) + " does not have stride 1 in its last dimension");
+    return operand;
+}
+
+inline void expect_size(const Blueprint &blueprint, const Operand &operand, int dim, std::int64_t size,
+                        const char *what) {
+    const Extent &found = operand.dims[dim];
+    if (found.symbol != Symbol::none || found.coefficient != size)
+        refuse(blueprint, std::string(what) + " has size " + std::to_string(found.coefficient) +
+                              (found.symbol == Symbol::none ? "" : " a token") + " in dimension " +
+                              std::to_string(dim) + ", expected " + std::to_string(size));
+}
+
+inline void expect_equal(const Blueprint &blueprint, const Extent &a, const Extent &b, const char *what) {
+    if (!same(a, b)) refuse(blueprint, std::string(what) + " has another number of rows than x");
+}
+
+// A constant of `count` elements without gaps, of any rank. Returns its first byte.
+inline const std::byte *expect_constant(const Blueprint &blueprint, std::size_t i, const char *what, DType dtype,
+                                        std::int64_t count) {
+    if (!blueprint.has_input(i)) refuse(blueprint, std::string(what) + " is missing");
+    const Operand &operand = blueprint.inputs[i];
+    if (operand.constant == nullptr) refuse(blueprint, std::string(what) + " is not a constant");
+    if (operand.dtype != dtype) refuse(blueprint, std::string(what) + " has the wrong element type");
+    std::int64_t found = 1;
+    bool dense = true;
+    for (int d = operand.rank - 1; d >= 0; --d) {
+        const Extent &dim = operand.dims[d], &stride = operand.strides[d];
+        dense = dense && dim.symbol == Symbol::none && stride.symbol == Symbol::none &&
+                (dim.coefficient == 1 || stride.coefficient == found) &&
+                !__builtin_mul_overflow(found, dim.coefficient, &found);
+    }
+    if (!dense) refuse(blueprint, std::string(what) + " is not contiguous");
+    if (found != count)
+        refuse(blueprint,
+               std::string(what) + " has " + std::to_string(found) + " elements, expected " + std::to_string(count));
+    return operand.constant + operand.offset;
+}
+
+// `count` numbers of type float32, float16 or bfloat16 as float32; nothing where the operand is absent.
+inline std::vector<float> read_floats(const Blueprint &blueprint, std::size_t i, const char *what, std::int64_t count) {
+    std::vector<float> values;
+    if (!blueprint.has_input(i)) return values;
+    const DType dtype = blueprint.inputs[i].dtype;
+    if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16)
+        refuse(blueprint, std::string(what) + " is neither float32 nor float16 nor bfloat16");
+    const std::byte *data = expect_constant(blueprint, i, what, dtype, count);
+    values.resize(count);
+    if (dtype == DType::f16)
+        blueprint.kernels->rows.from_f16(reinterpret_cast<const std::uint16_t *>(data), count, values.data());
+    else if (dtype == DType::bf16)
+        blueprint.kernels->rows.from_bf16(reinterpret_cast<const std::uint16_t *>(data), count, values.data());
+    else std::copy_n(reinterpret_cast<const float *>(data), count, values.data());
+    return values;
+}
+
+// The gate that ends a linear with 2F channels: `activation`, `layout`, `alpha`, `limit`.
+struct Gate {
+    Activation activation = Activation::silu;
+    bool interleaved = false;
+    float alpha = 1;
+    float limit = 0;
+};
+
+inline Gate read_gate(const Blueprint &blueprint) {
+    Gate gate;
+    const std::optional<Activation> activation = activation_named(blueprint.text("activation"));
+    if (!activation) refuse(blueprint, "there is no activation called " + blueprint.text("activation"));
+    gate.activation = *activation;
+    const std::string &layout = blueprint.text("layout");
+    if (layout != "concat" && layout != "interleaved")
+        refuse(blueprint, "layout is " + layout + ", expected concat or interleaved");
+    gate.interleaved = layout == "interleaved";
+    if (blueprint.has("alpha")) gate.alpha = static_cast<float>(blueprint.real("alpha"));
+    if (blueprint.has("limit")) gate.limit = static_cast<float>(blueprint.real("limit"));
+    return gate;
+}
+
+// A weight [experts, N, K] as it is stored, checked; experts is 1 for a plain linear.
+struct StoredWeight {
+    FloatWeight source;  // of the first expert; `order` is not set
+    std::int64_t experts = 1;
+
+    // Inputs `first`, `first + 1`, `first + 2` are values, scales and zero points.
+    static StoredWeight read(const Blueprint &blueprint, std::size_t first, std::int64_t experts, std::int64_t channels,
+                             std::int64_t features) {
+        std::int64_t rows, count;
+        if (__builtin_mul_overflow(experts, channels, &rows) || __builtin_mul_overflow(rows, features, &count) ||
+            count > (std::int64_t{1} << 44) || rows > INT32_MAX)
+            refuse(blueprint, "the weight has an absurd size");
+        StoredWeight weight;
+        weight.experts = experts;
+        FloatWeight &s = weight.source;
+        s.channels = channels;
+        s.features = features;
+        s.format = format_named(blueprint);
+        std::int64_t group = blueprint.has("group") ? blueprint.integer("group") : -1;
+        if (group == 0 || group < -1)
+            refuse(blueprint, "group is " + std::to_string(group) + ", expected -1 or more than 0");
+        s.group = group == -1 || group > features ? features : group;
+        s.is_signed = !blueprint.has("signed") || blueprint.integer("signed") != 0;
+        const bool packed = s.format == WeightFormat::int4;
+        const auto stored = [&](std::int64_t elements) { return packed ? (elements + 1) / 2 : elements; };
+        const DType dtype = stored_type(s.format);
+        s.values =
+            reinterpret_cast<const std::uint8_t *>(expect_constant(blueprint, first, "weight", dtype, stored(count)));
+        const bool is_integer = packed || s.format == WeightFormat::int8;
+        const bool may_have_scales = is_integer || s.format == WeightFormat::f8e4m3;
+        const std::int64_t scales = rows * ((features + s.group - 1) / s.group);
+        if (blueprint.has_input(first + 1)) {
+            if (!may_have_scales) refuse(blueprint, "a weight of this format has no scales");
+            s.scales_are_f16 = blueprint.inputs[first + 1].dtype == DType::f16;
+            s.scales =
+                expect_constant(blueprint, first + 1, "scales", s.scales_are_f16 ? DType::f16 : DType::f32, scales);
+        } else if (is_integer) {
+            refuse(blueprint, "an integer weight needs scales");
+        }
+        if (blueprint.has_input(first + 2)) {
+            if (!is_integer) refuse(blueprint, "a weight of this format has no zero points");
+            s.zero_points = reinterpret_cast<const std::uint8_t *>(
+                expect_constant(blueprint, first + 2, "zero_points", dtype, stored(scales)));
+        }
+        return weight;
+    }
+
+    IntegerWeight integer() const {
+        IntegerWeight w;
+        w.channels = source.channels;
+        w.features = source.features;
+        w.group = source.group;
+        w.bits = source.format == WeightFormat::int4 ? 4 : 8;
+        w.is_signed = source.is_signed;
+        w.values = source.values;
+        w.scales = source.scales;
+        w.scales_are_f16 = source.scales_are_f16;
+        w.zero_points = source.zero_points;
+        return w;
+    }
+
+  private:
+    static WeightFormat format_named(const Blueprint &blueprint) {
+        const std::string &name = blueprint.text("format");
+        if (name == "f32") return WeightFormat::f32;
+        if (name == "bf16") return WeightFormat::bf16;
+        if (name == "f16") return WeightFormat::f16;
+        if (name == "f8e4m3") return WeightFormat::f8e4m3;
+        if (name == "int8") return WeightFormat::int8;
+        if (name == "int4") return WeightFormat::int4;
+        refuse(blueprint, "format is " + name + ", expected f32, bf16, f16, f8e4m3, int8 or int4");
+    }
+
+    static DType stored_type(WeightFormat format) {
+        switch (format) {
+            case WeightFormat::f32:
+                return DType::f32;
+            case WeightFormat::bf16:
+                return DType::bf16;
+            case WeightFormat::f16:
+                return DType::f16;
+            case WeightFormat::f8e4m3:
+                return DType::f8e4m3;
+            case WeightFormat::int8:
+                return DType::i8;
+            default:
+                return DType::u8;
+        }
+    }
+};
+
+// How packed channels relate to stored ones. With a gate, tiles come in pairs: the gates of 32 features, then their
+// ups, so that one thread has both at hand; past F the last feature is repeated, and ignored.
+struct ChannelOrder {
+    std::int64_t channels = 0;  // stored: N
+    bool gated = false;
+    bool interleaved = false;
+
+    std::int64_t packed_channels() const {
+        return gated ? (channels / 2 + kWeightTile - 1) / kWeightTile * 2 * kWeightTile : channels;
+    }
+    std::int64_t stored(std::int64_t packed) const {
+        if (!gated) return packed;
+        const std::int64_t half = channels / 2;
+        const std::int64_t pair = packed / (2 * kWeightTile), within = packed % (2 * kWeightTile);
+        const std::int64_t feature = std::min(pair * kWeightTile + within % kWeightTile, half - 1);
+        const bool up = within >= kWeightTile;
+        return interleaved ? 2 * feature + (up ? 1 : 0) : feature + (up ? half : 0);
+    }
+};
+
+// Weights of a linear or of experts, packed, for float32 or for quantized activations.
+class WeightBank {
+  public:
+    WeightBank() = default;
+    WeightBank(const Blueprint &blueprint, const StoredWeight &stored, const ChannelOrder &order, bool integer)
+        : kernels_(blueprint.kernels), stored_(stored), order_(order), is_integer_(integer) {
+        if (integer) {
+            IntegerWeight w = stored.integer();
+            w.channels = order.packed_channels();
+            integer_ = kernels_->integer_linear.plan(w);
+        } else {
+            FloatWeight w = stored.source;
+            w.channels = order.packed_channels();
+            float_ = kernels_->float_linear.plan(w);
+        }
+        std::int64_t bytes;
+        if (__builtin_mul_overflow(tiles() * tile_bytes(), stored.experts, &bytes))
+            refuse(blueprint, "the weight has an absurd size");
+        data_ = blueprint.memory->allocate(static_cast<std::size_t>(bytes));
+    }
+
+    std::int64_t tiles() const { return is_integer_ ? integer_.tiles() : float_.tiles(); }
+    std::int64_t tile_bytes() const { return is_integer_ ? integer_.tile_bytes : float_.tile_bytes; }
+    std::int64_t bytes_per_expert() const { return tiles() * tile_bytes(); }
+    const BlockLayout &layout() const { return integer_.layout; }  // of the activations an integer weight meets
+
+    std::int64_t prepare_tasks() const { return stored_.experts * tiles(); }
+    void prepare(std::int64_t task) {
+        const std::int64_t expert = task / tiles(), tile = task % tiles();
+        std::byte *out = data_ + task * tile_bytes();
+        // The tile as a weight of its own, whose channels are rows of all experts' weights.
+        const std::int64_t packed = order_.packed_channels();
+        const std::int64_t count = std::min(kWeightTile, packed - tile * kWeightTile);
+        std::int32_t rows[kWeightTile];
+        for (std::int64_t c = 0; c < count; ++c)
+            rows[c] =
+                static_cast<std::int32_t>(expert * stored_.source.channels + order_.stored(tile * kWeightTile + c));
+        if (is_integer_) {
+            IntegerWeight w = stored_.integer();
+            w.channels = count;
+            w.order = rows;
+            PackedIntegerWeight plan = integer_;
+            plan.channels = count;
+            kernels_->integer_linear.pack(w, plan, 0, out);
+        } else {
+            FloatWeight w = stored_.source;
+            w.channels = count;
+            w.order = rows;
+            PackedFloatWeight plan = float_;
+            plan.channels = count;
+            kernels_->float_linear.pack(w, plan, 0, out);
+        }
+    }
+
+    // y[m * y_stride + n] for `rows` rows and the packed channels of some tiles of one expert's weight.
+    void multiply(std::int64_t expert, const FloatRows &x, std::int64_t rows, std::int64_t tile_begin,
+                  std::int64_t tile_end, float *y, std::int64_t y_stride, std::byte *scratch) const {
+        PackedFloatWeight weight = float_;
+        weight.data = data_ + expert * bytes_per_expert();
+        kernels_->float_linear.multiply(weight, x, rows, tile_begin, tile_end, y, y_stride, scratch);
+    }
+    void multiply(std::int64_t expert, const QuantizedRows &x, std::int64_t rows, std::int64_t tile_begin,
+                  std::int64_t tile_end, float *y, std::int64_t y_stride, std::byte *scratch) const {
+        PackedIntegerWeight weight = integer_;
+        weight.data = data_ + expert * bytes_per_expert();
+        kernels_->integer_linear.multiply(weight, x, 0, rows, tile_begin, tile_end, y, y_stride, scratch);
+    }
+    std::size_t scratch_bytes(std::int64_t rows) const {
+        return is_integer_ ? kernels_->integer_linear.scratch_bytes(integer_, rows)
+                           : kernels_->float_linear.scratch_bytes;
+    }
+
+    // A bias [experts, N] in the order of packed channels, `tiles() * kWeightTile` numbers an expert; null where
+    // absent.
+    const float *pack_bias(const Blueprint &blueprint, std::size_t input, const char *what) const {
+        const std::vector<float> bias = read_floats(blueprint, input, what, stored_.experts * stored_.source.channels);
+        if (bias.empty()) return nullptr;
+        const std::int64_t columns = tiles() * kWeightTile;
+        auto *packed = reinterpret_cast<float *>(blueprint.memory->allocate(stored_.experts * columns * sizeof(float)));
+        for (std::int64_t e = 0; e < stored_.experts; ++e)
+            for (std::int64_t c = 0; c < order_.packed_channels(); ++c)
+                packed[e * columns + c] = bias[e * stored_.source.channels + order_.stored(c)];
+        return packed;
+    }
+
+  private:
+    const Kernels *kernels_ = nullptr;
+    StoredWeight stored_;
+    ChannelOrder order_;
+    bool is_integer_ = false;
+    PackedFloatWeight float_;
+    PackedIntegerWeight integer_;
+    std::byte *data_ = nullptr;
+};
+
+inline void add_bias(const float *bias, std::int64_t rows, std::int64_t columns, float *y, std::int64_t y_stride) {
+    if (bias == nullptr) return;
+    for (std::int64_t m = 0; m < rows; ++m)
+        for (std::int64_t c = 0; c < columns; ++c) y[m * y_stride + c] += bias[c];
+}
+
+// From pairs of tiles (gates, ups) in rows of `x` to `columns` gated features in rows of `y`.
+inline void apply_gate(const Kernels &kernels, const Gate &gate, const float *x, std::int64_t x_stride,
+                       std::int64_t rows, std::int64_t columns, float *y, std::int64_t y_stride) {
+    for (std::int64_t m = 0; m < rows; ++m)
+        for (std::int64_t c = 0; c < columns; c += kWeightTile) {
+            const float *gates = x + m * x_stride + 2 * c;
+            kernels.rows.gate(gates, gates + kWeightTile, gate.activation, gate.alpha, gate.limit,
+                              std::min(kWeightTile, columns - c), y + m * y_stride + c);
+        }
+}
+
+constexpr std::size_t align_bytes(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace inferencex::cpu

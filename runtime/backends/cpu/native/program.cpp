@@ -1,0 +1,199 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+namespace inferencex::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+void widen(const std::int32_t *from, std::int64_t n, const Operand &to, std::byte *arena) {
+    if (!to.present) return;
+    auto *out = reinterpret_cast<std::int64_t *>(arena + to.offset);
+    for (std::int64_t i = 0; i < n; ++i) out[i] = from[i];
+}
+
+}  // namespace
+
+const Registry &registry() {
+    static const Registry all = [] {
+        Registry r;
+        add_elementwise(r);
+        add_binary(r);
+        add_cast(r);
+        add_arrangement(r);
+        add_indexing(r);
+        add_scatter(r);
+        add_reductions(r);
+        add_along_axis(r);
+        add_matmul(r);
+        add_embedding(r);
+        add_norms(r);
+        add_gating(r);
+        add_integer_linear(r);
+        add_float_linear(r);
+        add_experts(r);
+        add_rotary(r);
+        add_attention(r);
+        return r;
+    }();
+    return all;
+}
+
+Program::Program(const Kernels &kernels, int threads, const std::vector<int> &cpus)
+    : kernels_(kernels), pool_(threads, cpus) {}
+
+void Program::add(Blueprint blueprint) {
+    const auto found = registry().factories().find(blueprint.kind);
+    if (found == registry().factories().end()) throw BlueprintError("no operation is called " + blueprint.kind);
+    blueprint.kernels = &kernels_;
+    blueprint.memory = &memory_;
+    std::unique_ptr<Operation> operation;
+    try {
+        operation = found->second(blueprint);
+    } catch (const std::out_of_range &) {  // an attribute that is not there
+        throw BlueprintError(blueprint.kind + " " + blueprint.name + ": an attribute is missing");
+    } catch (const std::bad_variant_access &) {
+        throw BlueprintError(blueprint.kind + " " + blueprint.name + ": an attribute has the wrong type");
+    }
+    add(blueprint.kind, blueprint.name, std::move(operation));
+}
+
+void Program::add(std::string kind, std::string name, std::unique_ptr<Operation> operation) {
+    steps_.push_back({std::move(kind), std::move(name), std::move(operation), {}});
+}
+
+void Program::prepare(std::size_t arena_bytes, std::int64_t max_tokens, const StepInputs &inputs) {
+    inputs_ = inputs;
+    max_tokens_ = max_tokens;
+    arena_ = memory_.allocate(arena_bytes);
+    for (const Step &step : steps_)
+        scratch_bytes_ = std::max(scratch_bytes_, step.operation->scratch_bytes(max_tokens, pool_.size()));
+    for (int i = 0; i < pool_.size(); ++i) scratch_.push_back(memory_.allocate(scratch_bytes_));
+    counters_ = std::make_unique<Counter[]>(steps_.size() + 1);
+
+    struct Task {
+        Operation *operation;
+        std::int64_t first;  // of this operation's tasks in the order of all
+    };
+    struct Preparation {
+        std::vector<Task> tasks;
+        std::int64_t total = 0;
+        std::atomic<std::int64_t> next{0};
+    } preparation;
+    for (Step &step : steps_) {
+        const std::int64_t count = step.operation->prepare_tasks();
+        if (count > 0) preparation.tasks.push_back({step.operation.get(), preparation.total});
+        preparation.total += count;
+    }
+    pool_.run(
+        [](void *context, int) {
+            auto &p = *static_cast<Preparation *>(context);
+            for (std::int64_t i; (i = p.next.fetch_add(1)) < p.total;) {
+                auto after = std::upper_bound(p.tasks.begin(), p.tasks.end(), i,
+                                              [](std::int64_t value, const Task &task) { return value < task.first; });
+                const Task &task = *--after;
+                task.operation->prepare(i - task.first);
+            }
+        },
+        &preparation);
+}
+
+void Program::check(const StepArrays &a) const {
+    const auto refuse = [](const std::string &what) { throw std::invalid_argument("step: " + what); };
+    if (a.tokens < 1 || a.tokens > max_tokens_)
+        refuse(std::to_string(a.tokens) + " tokens; this program was compiled for 1 to " + std::to_string(max_tokens_));
+    if (a.sequences < 1 || a.sequence_offsets[0] != 0 || a.sequence_offsets[a.sequences] != a.tokens)
+        refuse("sequence_offsets do not span the " + std::to_string(a.tokens) + " tokens");
+    if (a.rows > a.tokens) refuse("more logit_rows than tokens");
+    for (std::int64_t s = 0; s < a.sequences; ++s) {
+        const std::int64_t count = a.sequence_offsets[s + 1] - a.sequence_offsets[s];
+        const std::int64_t context = a.context_lengths[s];
+        if (count < 1 || context < count) refuse("sequence " + std::to_string(s) + " has more new tokens than context");
+        const std::int64_t blocks = (context + block_size_ - 1) / block_size_;
+        if (blocks > a.table_width) refuse("sequence " + std::to_string(s) + " has a context beyond its block table");
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::int64_t block = a.block_tables[s * a.table_width + b];
+            if (block < 0 || block >= num_blocks_)
+                refuse("sequence " + std::to_string(s) + " has block " + std::to_string(block) + " of a pool of " +
+                       std::to_string(num_blocks_));
+        }
+        for (std::int64_t i = 0; i < count; ++i)
+            if (a.positions[a.sequence_offsets[s] + i] != context - count + i)
+                refuse("positions of sequence " + std::to_string(s) + " are not the last of its context");
+    }
+    for (std::int64_t r = 0; r < a.rows; ++r)
+        if (a.logit_rows[r] < 0 || a.logit_rows[r] >= a.tokens) refuse("a logit row is outside the step");
+}
+
+void Program::step(const StepArrays &a) {
+    check(a);
+    const auto began = Clock::now();
+    widen(a.token_ids, a.tokens, inputs_.token_ids, arena_);
+    widen(a.positions, a.tokens, inputs_.positions, arena_);
+    widen(a.logit_rows, a.rows, inputs_.logit_rows, arena_);
+    widen(a.prompt_lengths, a.tokens, inputs_.prompt_lengths, arena_);
+    Batch batch;
+    batch.tokens = a.tokens;
+    batch.rows = a.rows;
+    batch.sequences = a.sequences;
+    batch.table_width = a.table_width;
+    batch.positions = a.positions;
+    batch.sequence_offsets = a.sequence_offsets;
+    batch.context_lengths = a.context_lengths;
+    batch.block_tables = a.block_tables;
+    run(batch);
+    seconds_ += seconds_since(began);
+}
+
+void Program::run(const Batch &batch) {
+    batch_ = batch;
+    for (std::size_t i = 0; i < steps_.size(); ++i) counters_[i].value.store(0, std::memory_order_relaxed);
+    pool_.run([](void *context, int thread) { static_cast<Program *>(context)->execute(thread); }, this);
+}
+
+void Program::execute(int thread) {
+    Worker worker;
+    worker.index = thread;
+    worker.count = pool_.size();
+    worker.arena = arena_;
+    worker.batch = &batch_;
+    worker.scratch = scratch_[thread];
+    worker.pool = &pool_;
+    worker.wait = [](void *pool) { static_cast<ThreadPool *>(pool)->barrier(); };
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+        worker.counter = &counters_[i].value;
+        Step &step = steps_[i];
+        if (!profiling_) {
+            step.operation->run(worker);
+            pool_.barrier();
+            continue;
+        }
+        const auto began = Clock::now();
+        step.operation->run(worker);
+        pool_.barrier();
+        if (thread == 0) {
+            step.profile.seconds += seconds_since(began);
+            step.profile.calls += 1;
+            const Cost cost = step.operation->cost(batch_);
+            step.profile.cost.bytes += cost.bytes;
+            step.profile.cost.operations += cost.operations;
+        }
+    }
+}
+
+std::vector<Profile> Program::profile() const {
+    std::vector<Profile> all;
+    for (const Step &step : steps_) {
+        all.push_back(step.profile);
+        all.back().kind = step.kind;
+        all.back().name = step.name;
+    }
+    return all;
+}
+
+}  // namespace inferencex::cpu

@@ -1,0 +1,102 @@
+// A bundle's graph as the machine runs it: operations in order, their memory, and the threads that execute them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "operation.h"
+#include "thread_pool.h"
+
+namespace inferencex::cpu {
+
+// A step as Python hands it over: pointers and lengths, not yet believed.
+struct StepArrays {
+    const std::int32_t *token_ids = nullptr;
+    const std::int32_t *positions = nullptr;
+    const std::int32_t *sequence_offsets = nullptr;
+    const std::int32_t *context_lengths = nullptr;
+    const std::int32_t *block_tables = nullptr;
+    const std::int32_t *logit_rows = nullptr;
+    const std::int32_t *prompt_lengths = nullptr;
+    std::int64_t tokens = 0, sequences = 0, table_width = 0, rows = 0;
+};
+
+// Where the graph's inputs lie in the arena (int64 there), by name; absent ones are not inputs of this graph.
+struct StepInputs {
+    Operand token_ids, positions, logit_rows, prompt_lengths;
+};
+
+struct Profile {
+    std::string kind, name;
+    std::int64_t calls = 0;
+    double seconds = 0;
+    Cost cost;  // summed over the calls
+};
+
+class Program {
+  public:
+    Program(const Kernels &kernels, int threads, const std::vector<int> &cpus);
+
+    Memory &memory() { return memory_; }
+    const Kernels &kernels() const { return kernels_; }
+    int threads() const { return pool_.size(); }
+
+    // Append an operation; `blueprint.kernels` and `memory` are filled in here. Throws BlueprintError.
+    void add(Blueprint blueprint);
+    void add(std::string kind, std::string name, std::unique_ptr<Operation> operation);
+    // Everything was added: allocate the arena and scratch, and repack weights on all threads.
+    void prepare(std::size_t arena_bytes, std::int64_t max_tokens, const StepInputs &inputs);
+    // The limits of a step that `check` holds it to: pool and tables come from the engine, but are not believed.
+    void set_pool(std::int64_t num_blocks, std::int64_t block_size) {
+        num_blocks_ = num_blocks, block_size_ = block_size;
+    }
+
+    // Run a step. Throws std::invalid_argument for arrays that contradict each other or the limits.
+    void step(const StepArrays &arrays);
+    // Run the operations once without a batch of an engine (tests of single operations).
+    void run(const Batch &batch);
+
+    std::byte *arena() const { return arena_; }
+    std::size_t size() const { return steps_.size(); }
+    std::size_t scratch_bytes() const { return scratch_bytes_; }
+    void set_profiling(bool on) { profiling_ = on; }
+    std::vector<Profile> profile() const;
+    double seconds() const { return seconds_; }  // inside `step` so far, all steps together
+
+  private:
+    struct Step {
+        std::string kind, name;
+        std::unique_ptr<Operation> operation;
+        Profile profile;
+    };
+    // On a cache line of its own: threads claim tasks from it while others spin nearby.
+    struct alignas(64) Counter {
+        std::atomic<std::int64_t> value{0};
+    };
+
+    void check(const StepArrays &arrays) const;
+    void execute(int thread);
+
+    const Kernels &kernels_;
+    Memory memory_;
+    ThreadPool pool_;
+    std::vector<Step> steps_;
+    std::unique_ptr<Counter[]> counters_;
+    std::byte *arena_ = nullptr;
+    std::vector<std::byte *> scratch_;
+    std::size_t scratch_bytes_ = 0;
+    std::int64_t max_tokens_ = 0;
+    std::int64_t num_blocks_ = 0, block_size_ = 1;
+    StepInputs inputs_;
+    Batch batch_;
+    bool profiling_ = false;
+    double seconds_ = 0;
+};
+
+const Registry &registry();
+
+}  // namespace inferencex::cpu

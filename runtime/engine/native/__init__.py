@@ -1,0 +1,1 @@
+"""Native code of the engine, built from the C++ beside this file."""
