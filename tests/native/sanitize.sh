@@ -43,6 +43,7 @@ for library in $libraries libstdc++.so.6; do
     esac
 done
 
+mkdir -p build
 cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER="$cxx" -DPython_EXECUTABLE="$(realpath -s "$python")" \
     -Dnanobind_DIR="$("$python" -m nanobind --cmake_dir)" -DINFERENCEX_SANITIZE=$sanitizers >"$folder.log" 2>&1 || {
     cat "$folder.log" >&2
@@ -50,6 +51,7 @@ cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER="$cxx" -DPy
 }
 cmake --build "$folder" --parallel "${JOBS:-$(getconf _NPROCESSORS_ONLN)}" --target _cpu _sampler
 
+# Reports go to the terminal, past pytest's capture, since a finding ends the process that would show what it captured.
 # Leaks are not looked for: the interpreter keeps memory until its end. What asks for absurd amounts gets an error.
 LD_PRELOAD=$preload INFERENCEX_NATIVE_BUILD=$folder \
     ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \

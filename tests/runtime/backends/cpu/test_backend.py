@@ -14,24 +14,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from numpy.typing import NDArray
 
 pytest.importorskip("transformers", reason="needs the extra inferencex[convert]")
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import BackendError, OptionError
-from inferencex.formats.graph import read_graph
 from inferencex.runtime.backends import select_backend
-from inferencex.runtime.backends.base import BackendOptions, ModelFacts, StepBatch
+from inferencex.runtime.backends.base import BackendOptions, StepBatch
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.cpu.backend import lower_bundle
-from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.listing import MachineLimits, program_lines
-from inferencex.runtime.backends.cpu.lowering import LoweringOptions, layer_shapes, lower_graph
 from tests.architectures.comparison import write_bundle
 from tests.architectures.shrink import tiny_config
 from tests.architectures.zoo import tiny_model
-from tests.runtime.backends.reference.steps import Model, initializer
+from tests.runtime.backends.reference.steps import Model, compiled_cpu, initializer
 
 FEATURES = 8
 
@@ -53,18 +49,6 @@ def _batch(tokens: int, **changes: Any) -> StepBatch:
         prompt_lengths=np.full(tokens, tokens, np.int32),
     )
     return replace(batch, **changes)
-
-
-def _compile(model: ir.Model, *, integer: bool = False) -> CpuExecutable:
-    graph = read_graph(ir.to_proto(model))
-    options = LoweringOptions(integer, "float32", 64, 4, 64, 16, 4)
-    layers = layer_shapes(graph)
-    facts = ModelFacts(FEATURES, 64, len(layers), 0)
-
-    def nothing(name: str) -> NDArray[Any]:
-        raise AssertionError(f"{name} is a constant inside the graph")
-
-    return CpuExecutable(lower_graph(graph, nothing, options), options, facts, layers, threads=2, cpus=[])
 
 
 def _around(operate: Callable[[Model, ir.Value], ir.Value]) -> ir.Model:
@@ -90,7 +74,7 @@ def test_unknown_types_are_refused(bundle: Path, change: dict[str, Any], message
 
 def test_an_unknown_instruction_set_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERENCEX_ISA", "mmx")
-    with pytest.raises(BackendError, match="INFERENCEX_ISA=mmx is not among what this machine runs: .*baseline"):
+    with pytest.raises(BackendError, match=r"INFERENCEX_ISA=mmx is not among what this machine runs: .*baseline"):
         CpuBackend().compile(bundle, BackendOptions(num_blocks=8))
 
 
@@ -113,8 +97,8 @@ def test_the_load_log_says_what_reuse_saves(bundle: Path, caplog: pytest.LogCapt
 
 
 def test_an_operator_without_a_kernel_runs_and_is_named() -> None:
-    executable = _compile(_around(lambda m, x: m.node("Celu", x, shape=["tokens", FEATURES], alpha=2.0)))
-    plain = _compile(_around(lambda m, x: x))
+    executable = compiled_cpu(_around(lambda m, x: m.node("Celu", x, shape=["tokens", FEATURES], alpha=2.0)))
+    plain = compiled_cpu(_around(lambda m, x: x))
     assert executable.lowered.fallbacks == ("Celu",)
     x = plain.step(_batch(5))
     expected = np.maximum(x, 0) + np.minimum(0, 2.0 * (np.exp(x / 2.0) - 1))
@@ -122,7 +106,7 @@ def test_an_operator_without_a_kernel_runs_and_is_named() -> None:
 
 
 def test_a_failing_operator_is_named_and_the_next_step_runs() -> None:
-    executable = _compile(_around(lambda m, x: m.node("NoSuchOperator", x, shape=["tokens", FEATURES])))
+    executable = compiled_cpu(_around(lambda m, x: m.node("NoSuchOperator", x, shape=["tokens", FEATURES])))
     for _ in range(2):
         with pytest.raises(BackendError, match=r"NoSuchOperator .* cannot be executed"):
             executable.step(_batch(3))
@@ -149,10 +133,10 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
         )
         return m.node("Gemm", x, w, shape=["tokens", FEATURES], transB=1)
 
-    executable = _compile(_around(operate), integer=True)
+    executable = compiled_cpu(_around(operate), integer_activations=True)
     kinds = [instruction.kind for instruction in executable.lowered.instructions]
     assert "Quantize" in kinds and "IntegerLinear" in kinds and not executable.lowered.fallbacks
-    x = _compile(_around(lambda m, x: x)).step(_batch(6))
+    x = compiled_cpu(_around(lambda m, x: x)).step(_batch(6))
     rounded = np.clip(np.rint(x / np.float32(0.02)), -127, 127) * 0.02
     expected = rounded @ (weight * scales[:, None].astype(np.float64)).T
     np.testing.assert_allclose(executable.step(_batch(6)), expected, rtol=1e-5, atol=1e-6)
@@ -161,8 +145,8 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_tables": np.array([[99, 1, 2, 3]], np.int32)}, "block 99 of a pool of 16"),
-        ({"block_tables": np.array([[-1, 1, 2, 3]], np.int32)}, "block -1 of a pool of 16"),
+        ({"block_tables": np.array([[99, 1, 2, 3]], np.int32)}, "block 99 of a pool of 24"),
+        ({"block_tables": np.array([[-1, 1, 2, 3]], np.int32)}, "block -1 of a pool of 24"),
         ({"positions": np.array([0, 1, 5], np.int32)}, "positions of sequence 0"),
         ({"context_lengths": np.array([2], np.int32)}, "more new tokens than context"),
         ({"context_lengths": np.array([400], np.int32)}, "beyond its block table"),
@@ -173,20 +157,20 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
 )
 def test_batches_that_contradict_themselves_are_refused(change: dict[str, Any], message: str) -> None:
     m = Model()
-    executable = _compile(m.finish(m.attention(0, *m.keys()), 20))
+    executable = compiled_cpu(m.finish(m.attention(0, *m.keys()), 20))
     with pytest.raises(BackendError, match=message):
         executable.step(_batch(3, **change))
     assert executable.step(_batch(3)).shape == (3, 20)
 
 
 def test_a_step_beyond_what_it_was_compiled_for_is_refused() -> None:
-    executable = _compile(_around(lambda m, x: x))
+    executable = compiled_cpu(_around(lambda m, x: x))
     with pytest.raises(BackendError, match="65 tokens; this program was compiled for 1 to 64"):
         executable.step(_batch(65, block_tables=np.arange(17, dtype=np.int32)[None] % 16))
 
 
 def test_a_fork_is_told_so() -> None:
-    executable = _compile(_around(lambda m, x: x))
+    executable = compiled_cpu(_around(lambda m, x: x))
     executable._process -= 1
     with pytest.raises(BackendError, match="do not survive a fork"):
         executable.step(_batch(2))

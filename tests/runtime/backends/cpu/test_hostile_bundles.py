@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ _fuzzing = settings(
 class Target:
     """A valid bundle in memory, and the folder that its spoilt versions are written to."""
 
-    parts: Parts
+    parts: Parts = field(repr=False)
     folder: Path
 
 

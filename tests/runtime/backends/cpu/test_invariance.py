@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,7 @@ def _run(executable: Executable, chunks: list[Chunk]) -> list[NDArray[np.float32
         prompt_lengths=np.array([len(c.tokens) for c in chunks for _ in range(c.first, c.last)], np.int32),
     )
     logits = executable.step(batch).copy()
-    return [logits[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [logits[a:b] for a, b in pairwise(offsets)]
 
 
 def _cuts(rng: np.random.Generator, length: int) -> Iterator[tuple[int, int]]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
+from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from inferencex.formats import dialect
-from inferencex.runtime.backends.base import BackendOptions, StepBatch
+from inferencex.formats.graph import read_graph
+from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
+from inferencex.runtime.backends.cpu.executable import CpuExecutable
+from inferencex.runtime.backends.cpu.lowering import LoweringOptions, layer_shapes, lower_graph
+from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
 
 Chunk = tuple[int, int, int]  # sequence, first position, number of tokens
@@ -79,6 +86,62 @@ def compiled(
     return ReferenceExecutable(
         model, BackendOptions(num_blocks=num_blocks, block_size=block_size), max_model_len=64, **kwargs
     )
+
+
+def compiled_cpu(
+    model: ir.Model,
+    *,
+    num_blocks: int = NUM_BLOCKS,
+    block_size: int = BLOCK_SIZE,
+    integer_activations: bool = False,
+    threads: int = 2,
+) -> CpuExecutable:
+    """Return the model on the CPU backend; its weights are constants inside the graph."""
+    graph = read_graph(ir.to_proto(model))
+    layers = layer_shapes(graph)
+    options = LoweringOptions(integer_activations, "float32", 64, 4, 64, num_blocks, block_size)
+    vocab_size = int(graph.outputs[0].shape[-1])  # type: ignore[index, arg-type]
+    per_token = sum(4 * shape.num_kv_heads * (shape.key_width + shape.value_width) for shape in layers.values())
+    facts = ModelFacts(vocab_size, 64, len(layers), per_token)
+
+    def nothing(name: str) -> NDArray[Any]:
+        raise AssertionError(f"{name} is a constant inside the graph")
+
+    return CpuExecutable(lower_graph(graph, nothing, options), options, facts, layers, threads=threads, cpus=[])
+
+
+WAYS = ("reference", *_cpu.available_isas())
+"""The reference backend, and the CPU backend with each kind of kernels that this machine runs."""
+
+
+class Runner(Protocol):
+    """Runs steps, and lets what it returns be kept."""
+
+    facts: ModelFacts
+
+    def step(self, batch: StepBatch) -> Float32Array: ...
+
+
+@dataclass
+class _Keeping:
+    """An executable whose logits may be kept."""
+
+    executable: CpuExecutable
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.executable.facts
+
+    def step(self, batch: StepBatch) -> Float32Array:
+        return self.executable.step(batch).copy()
+
+
+def compiled_as(way: str, model: ir.Model, *, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE) -> Runner:
+    """Return the model compiled in one of `WAYS`."""
+    if way == "reference":
+        return compiled(model, num_blocks=num_blocks, block_size=block_size)
+    with mock.patch.dict(os.environ, INFERENCEX_ISA=way):
+        return _Keeping(compiled_cpu(model, num_blocks=num_blocks, block_size=block_size))
 
 
 def tables(lengths: Sequence[int], block_size: int = BLOCK_SIZE, seed: int | None = None) -> list[list[int]]:
