@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -124,6 +125,13 @@ class Bundle:
             self._maps[stored.location] = np.memmap(self.path / stored.location, dtype=np.uint8, mode="r")
         data = self._maps[stored.location][stored.offset : stored.offset + stored.nbytes]
         return np.asarray(data).view(storage_dtype(stored.dtype)).reshape(shape)
+
+    def release(self) -> None:
+        """Let the system take back the memory of weights that were read; reading them again brings them back."""
+        for mapped in self._maps.values():
+            pages = getattr(mapped, "_mmap", None)
+            if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                pages.madvise(mmap.MADV_DONTNEED)
 
     def quantized(self, name: str) -> QuantizedTensor:
         """Return a quantized weight with its scales and zero points, memory-mapped.

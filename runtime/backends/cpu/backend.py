@@ -111,6 +111,7 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
     executable = CpuExecutable(
         lowered.program, lowered.options, lowered.facts, lowered.layers, threads=threads, cpus=cpus
     )
+    bundle.release()  # what was repacked is not read again
     memory, fallbacks = lowered.program.memory, lowered.program.fallbacks
     _LOG.info(
         "%s: %d operations for %s on %d threads; the values of a step take %.1f MB, reuse saves %.1f MB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,7 @@ def plan_memory(
                     break
                 place = max(place, end)
         offsets[storage] = place
-        placed.append((place, place + sizes[storage], first, last))
-        placed.sort()
+        insort(placed, (place, place + sizes[storage], first, last))
     arena = max((offsets[storage] + sizes[storage] for storage in offsets), default=0)
     return MemoryPlan(offsets, arena, sum(sizes.values()))
 

@@ -80,6 +80,7 @@ class StaticValues:
         self._tensor = tensor
         self._static = {name for name in graph.initializers}
         self._arrays: dict[str, Array] = {}
+        self._weights: dict[str, StoredWeight | None] = {}
         for node in graph:
             if all(value is None or value.name in self._static for value in node.inputs):
                 self._static.update(value.name for value in node.outputs)
@@ -101,6 +102,11 @@ class StaticValues:
 
     def weight(self, value: Value) -> StoredWeight | None:
         """Return how a static matrix or stack of matrices is stored; None where kernels cannot read it as it is."""
+        if value.name not in self._weights:
+            self._weights[value.name] = self._stored(value)
+        return self._weights[value.name]
+
+    def _stored(self, value: Value) -> StoredWeight | None:
         node = value.producer()
         if node is None:
             name = _FLOAT_FORMATS.get(value.dtype or DataType.UNDEFINED)

@@ -439,7 +439,7 @@ class Attention final : public Operation {
             t.partial_token_stride = shape_.heads * t.partial_head_stride;
             t.first_chunk = plan.first_chunk + chunk;
             t.last_chunk = t.first_chunk + 1;
-            t.partials = partials_ + plan.partial * shape_.partial_size() +
+            t.partials = partials() + plan.partial * shape_.partial_size() +
                          (first - sequence.position) * t.partial_token_stride + row * t.partial_head_stride +
                          chunk * t.partial_chunk_stride;
         } else {
@@ -462,7 +462,7 @@ class Attention final : public Operation {
                 const Int i = row / shape_.heads, h = row % shape_.heads, position = sequence.position + i;
                 const Int first = pages.chunk_of(shape_.first_visible(position)), last = pages.chunk_of(position);
                 const float *rows =
-                    partials_ + (plan.partial + row * plan.chunks + first - plan.first_chunk) * shape_.partial_size();
+                    partials() + (plan.partial + row * plan.chunks + first - plan.first_chunk) * shape_.partial_size();
                 kernels_.attention.merge(
                     shape_, rows, shape_.partial_size(), last - first + 1,
                     step.sinks ? step.sinks + h * step.sink_stride : nullptr, worker.scratch,
@@ -470,6 +470,8 @@ class Attention final : public Operation {
             }
         }
     }
+
+    float *partials() const { return reinterpret_cast<float *>(*workspace_); }
 
     Attention(const Blueprint &blueprint, const Checked &checked)
         : kernels_(*blueprint.kernels),
@@ -485,7 +487,7 @@ class Attention final : public Operation {
         const Int longest = checked.integer_or("max_context", 1, kMostSlots, 1);
         partial_rows_ = std::max(kRows, shape_.heads * (shape_.pages.chunk_of(longest - 1) + 1));
         const std::size_t bytes = static_cast<std::size_t>(partial_rows_ * shape_.partial_size()) * sizeof(float);
-        partials_ = reinterpret_cast<float *>(blueprint.memory->allocate(bytes));
+        workspace_ = blueprint.memory->workspace(bytes);
     }
 
     static AttentionShape shape_of(const Checked &checked, const Blueprint &blueprint) {
@@ -509,7 +511,7 @@ class Attention final : public Operation {
     Operand q_;
     RotationOperands rotation_;
     Operand state_, y_, sinks_, slopes_;
-    float *partials_ = nullptr;  // [partial_rows_, partial_size]; what is never used takes no memory
+    std::byte *const *workspace_ = nullptr;  // partial results, [partial_rows_, partial_size]
     Int partial_rows_ = 0;
 };
 
