@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferencex.cli.console import DebugOption
+from inferencex.formats.errors import OptionError
 
 if TYPE_CHECKING:
     from inferencex.formats.bundle import Bundle
@@ -36,6 +37,8 @@ def inspect(
     """Show a bundle's source, operators before and after the passes, weights by format, and files."""
     from inferencex.formats.bundle import Bundle
 
+    if as_json and (graph or program):
+        raise OptionError("--json holds neither graph nor program; give --graph and --program without it")
     opened = Bundle.open(bundle, verify=verify)
     facts = describe(opened)
     if as_json:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inferencex.formats.errors import BundleError, OptionError, RequestError
+from inferencex.formats.errors import BackendError, BundleError, OptionError, RequestError
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
 from inferencex.runtime.engine.engine import Engine
@@ -49,7 +50,8 @@ class LLM:
     empty texts, and texts, chats and stop strings raise RequestError.
 
     Raises BundleError, BackendError or OptionError when the bundle cannot be served this way. Calls may come
-    from several threads: they take turns step by step, and their requests share the batch.
+    from several threads: they take turns step by step, and their requests share the batch. A fork of the process
+    cannot use the model (BackendError); it can load the bundle itself.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class LLM:
                 raise OptionError(f"{option}={value!r}; expected an integer")
             if value < 1:
                 raise OptionError(f"{option}={value}; at least 1 is needed")
+        if not isinstance(pin, bool):
+            raise OptionError(f"pin={pin!r}; expected True or False")
         if threads is not None and threads > MAX_THREADS:
             raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
@@ -131,6 +135,7 @@ class LLM:
             default_params=self.default_params,
             max_model_len=max_model_len,
         )
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._inboxes: dict[str, list[CompletionDelta]] = {}
@@ -287,7 +292,13 @@ class LLM:
         finally:
             self._forget([request])
 
+    def _check_process(self) -> None:
+        """Raise BackendError in a fork: the lock may have been taken from a thread that the fork does not have."""
+        if os.getpid() != self._process:
+            raise BackendError("a loaded model does not survive a fork; load the bundle in the process that runs it")
+
     def _submit(self, requests: list[Request], inbox: list[CompletionDelta]) -> None:
+        self._check_process()
         with self._lock:
             for request in requests:
                 self._inboxes[request.id] = inbox
@@ -295,6 +306,7 @@ class LLM:
 
     def _next(self, inbox: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take what is in an inbox, running steps until there is something."""
+        self._check_process()
         while True:
             with self._lock:
                 if inbox:
@@ -309,7 +321,9 @@ class LLM:
                         taker.append(delta)
 
     def _forget(self, requests: list[Request]) -> None:
-        """Abort what has not finished, and take no more deltas of these requests."""
+        """Abort what has not finished, and take no more deltas of these requests; in a fork, do nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             for request in requests:
                 self.engine.abort(request.id)

@@ -38,7 +38,7 @@ def load_backend(name: str) -> Backend:
             raise
         raise BackendError(
             f"the backend {name!r} needs the package {error.name!r}, which is not installed; "
-            f"install inferencex[{extra}]"
+            f"install inferencex{f'[{extra}]' if extra else ''}"
         ) from error
     return backend
 

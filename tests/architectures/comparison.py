@@ -79,7 +79,11 @@ def largest_error(errors: Mapping[str, float]) -> float:
 
 
 def write_bundle(
-    model: nn.Module, config: transformers.PreTrainedConfig, folder: Path, quantization: str = "none"
+    model: nn.Module,
+    config: transformers.PreTrainedConfig,
+    folder: Path,
+    quantization: str = "none",
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> Path:
     """Save `model` as a checkpoint in `folder` and convert it; returns the bundle's path.
 
@@ -93,7 +97,7 @@ def write_bundle(
         config.save_pretrained(checkpoint)
     scheme = parse_scheme(quantization)
     options = ConvertOptions(
-        str(checkpoint), bundle, scheme, dtype="float32", max_model_len=MAX_MODEL_LEN, verify=False
+        str(checkpoint), bundle, scheme, dtype="float32", max_model_len=max_model_len, verify=False
     )
     convert(options, _Silent())
     return bundle

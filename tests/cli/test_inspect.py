@@ -14,6 +14,7 @@ from inferencex.convert.pipeline import ConvertOptions, convert
 from inferencex.convert.quantize import parse_scheme
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.dialect import register
+from inferencex.formats.errors import OptionError
 from tests.architectures import zoo
 from tests.smollm2 import Quiet
 
@@ -45,6 +46,12 @@ def test_json_adds_up(bundle: Path) -> None:
 def test_graph_lists_every_node(bundle: Path) -> None:
     output = CliRunner().invoke(app, [str(bundle), "--graph"]).output
     assert all(str(node.outputs[0].name) in output for node in Bundle.open(bundle).model.graph)
+
+
+@pytest.mark.parametrize("listing", ["--graph", "--program"])
+def test_json_refuses_what_it_does_not_hold(bundle: Path, listing: str) -> None:
+    result = CliRunner().invoke(app, [str(bundle), "--json", listing])
+    assert isinstance(result.exception, OptionError) and listing in str(result.exception)
 
 
 def test_the_graph_passes_the_checker_and_loads(bundle: Path) -> None:

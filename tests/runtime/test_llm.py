@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -225,6 +226,8 @@ def test_counts_that_are_no_positive_integers_are_refused(
 def test_more_threads_than_any_library_bears_are_refused(text_bundle: Path, hash_backend: Any) -> None:
     with pytest.raises(OptionError, match="threads=1000000; at most 1024"):
         LLM(text_bundle, backend=hash_backend, threads=10**6)
+    with pytest.raises(OptionError, match="pin='x'; expected True or False"):
+        LLM(text_bundle, backend=hash_backend, pin="x")  # type: ignore[arg-type]
 
 
 def test_a_bundle_that_is_no_folder_is_called_that(tmp_path: Path, hash_backend: Any) -> None:
@@ -281,3 +284,33 @@ print(LLM.__name__, SamplingParams().n)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
     assert done.stdout.split() == ["LLM", "1"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_is_refused_even_while_a_thread_of_its_parent_computes(text_bundle: Path, hash_backend: Any) -> None:
+    llm = LLM(text_bundle, backend=hash_backend)
+    stream = llm.stream([5, 6, 7], PARAMS)
+    next(stream)
+    with llm._lock:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                llm.generate([[5, 6, 7]], PARAMS)
+            except BackendError as error:
+                stream.close()
+                status = 0 if "does not survive a fork" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert _status_within(child, 20) == 0
+    assert len(list(stream)) > 0
+
+
+def _status_within(child: int, seconds: float) -> int:
+    """Return the exit status of a process, which is killed when it takes longer."""
+    killer = threading.Timer(seconds, os.kill, (child, signal.SIGKILL))
+    killer.start()
+    try:
+        return os.waitpid(child, 0)[1]
+    finally:
+        killer.cancel()

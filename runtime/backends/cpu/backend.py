@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,14 @@ from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.runtime.backends.base import BackendOptions, ModelFacts
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.lowering import (
-    LayerShape,
     LoweredProgram,
     LoweringOptions,
     check_nodes,
     layer_shapes,
     lower_graph,
 )
+from inferencex.runtime.backends.cpu.lowering.layer_state import layout_of
 from inferencex.runtime.backends.cpu.memory_limits import check_memory
-from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.cpu.threads import default_threads, pin_order
 from inferencex.runtime.backends.position_tables import check_positions
 
@@ -57,7 +56,6 @@ class LoweredBundle:
     program: LoweredProgram
     options: LoweringOptions
     facts: ModelFacts
-    layers: Mapping[int, LayerShape]
 
 
 def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
@@ -81,7 +79,7 @@ def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
         vocab_size=_vocab_size(bundle),
         max_model_len=max_model_len,
         num_layers=len(layers),
-        bytes_per_token=sum(_bytes_per_token(shape, kv_dtype, options.block_size) for shape in layers.values()),
+        bytes_per_token=-(-layout_of(layers, options.block_size, kv_dtype).block_stride // options.block_size),
         length_independent_up_to=independent if isinstance(independent, int) else None,
     )
     lowering = LoweringOptions(
@@ -99,7 +97,7 @@ def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
             f"{bundle.path / GRAPH_FILE}: the logits have {program.logits.dims[1]} columns, and the graph says "
             f"{model_facts.vocab_size}"
         )
-    return LoweredBundle(program, lowering, model_facts, layers)
+    return LoweredBundle(program, lowering, model_facts)
 
 
 def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
@@ -108,9 +106,7 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
     check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
     threads = options.threads or default_threads()
     cpus = pin_order(threads) if options.pin else []
-    executable = CpuExecutable(
-        lowered.program, lowered.options, lowered.facts, lowered.layers, threads=threads, cpus=cpus
-    )
+    executable = CpuExecutable(lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus)
     bundle.release()  # what was repacked is not read again
     memory, fallbacks = lowered.program.memory, lowered.program.fallbacks
     _LOG.info(
@@ -125,6 +121,13 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
     if fallbacks:
         counts = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(fallbacks).items()))
         _LOG.warning("%s: run by onnx.reference, slowly, for want of a native kernel: %s", bundle.path, counts)
+    if lowered.program.widened:
+        _LOG.warning(
+            "%s: %d weights are stored in a way that no kernel reads, and take the memory of float32: %s",
+            bundle.path,
+            len(lowered.program.widened),
+            ", ".join(lowered.program.widened[:3]) + (", ..." if len(lowered.program.widened) > 3 else ""),
+        )
     return executable
 
 
@@ -148,11 +151,3 @@ def _vocab_size(bundle: Bundle) -> int:
     if not isinstance(width, int) or width < 1:
         raise BackendError(f"{bundle.path / GRAPH_FILE}: the logits have shape {shape}; expected [rows, vocabulary]")
     return width
-
-
-def _bytes_per_token(shape: LayerShape, kv_dtype: str, block_size: int) -> int:
-    try:
-        block = _cpu.state_bytes(1, block_size, shape.num_kv_heads, shape.key_width, shape.value_width, kv_dtype)
-    except _cpu.BlueprintError as error:
-        raise BackendError(str(error)) from error
-    return -(-int(block) // block_size)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
-from inferencex.runtime.backends.cpu.lowering import LayerShape, LoweredProgram, LoweringOptions
+from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
-from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+from inferencex.runtime.backends.cpu.lowering.views import ITEM_SIZES, Storage, View
 from inferencex.runtime.backends.cpu.native import _cpu
 
 
@@ -25,7 +25,6 @@ class CpuExecutable:
         lowered: LoweredProgram,
         options: LoweringOptions,
         facts: ModelFacts,
-        layers: Mapping[int, LayerShape],
         *,
         threads: int,
         cpus: list[int],
@@ -35,7 +34,7 @@ class CpuExecutable:
         self.lowered, self.options = lowered, options
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._program = _build(lowered, options, layers, threads, cpus)
+        self._program = _build(lowered, options, threads, cpus)
 
     @property
     def threads(self) -> int:
@@ -56,6 +55,9 @@ class CpuExecutable:
         """Run one step; the logits are valid until the next one. Raises BackendError for a batch that cannot be."""
         if os.getpid() != self._process:
             raise BackendError("a program's threads do not survive a fork; load the bundle in the process that runs it")
+        longest = int(batch.context_lengths.max(initial=0))
+        if longest > self.facts.max_model_len:
+            raise BackendError(f"a sequence of {longest} tokens is longer than the model's {self.facts.max_model_len}")
         with self._lock:
             try:
                 logits: Float32Array = self._program.step(
@@ -87,13 +89,12 @@ class CpuExecutable:
 def _build(
     lowered: LoweredProgram,
     options: LoweringOptions,
-    layers: Mapping[int, LayerShape],
     threads: int,
     cpus: list[int],
 ) -> _cpu.Program:
     try:
         program = _cpu.Program(threads, cpus)
-        builder = _Builder(program, lowered, options, layers)
+        builder = _Builder(program, lowered, options)
         for instruction in lowered.instructions:
             inputs = [None if view is None else builder.operand(view) for view in instruction.inputs]
             outputs = [None if view is None else builder.operand(view) for view in instruction.outputs]
@@ -116,6 +117,8 @@ def _build(
         raise BackendError(str(error)) from error
     except (TypeError, OverflowError) as error:  # a number beyond 64 bits
         raise BackendError(f"a size or attribute of an operation is out of range: {str(error)[:300]}") from error
+    except RuntimeError as error:
+        raise BackendError(f"{threads} threads cannot be started here: {error}; ask for fewer with threads") from error
     except MemoryError as error:
         raise BackendError("not enough memory for the weights, the KV cache and the values of a step") from error
     return program
@@ -129,30 +132,18 @@ class _Builder:
         program: _cpu.Program,
         lowered: LoweredProgram,
         options: LoweringOptions,
-        layers: Mapping[int, LayerShape],
     ) -> None:
         self._program, self._offsets = program, lowered.memory.offsets
-        self._states = {
-            layer: program.allocate(
-                _cpu.state_bytes(
-                    options.num_blocks,
-                    options.block_size,
-                    shape.num_kv_heads,
-                    shape.key_width,
-                    shape.value_width,
-                    options.kv_dtype,
-                )
-            )
-            for layer, shape in layers.items()
-        }
+        self._state = lowered.state
+        self._pool = program.allocate(lowered.state.nbytes(options.num_blocks))
 
     def operand(self, view: View) -> _cpu.Operand:
         """Return the operand of a view."""
         storage: Storage = view.storage
         if storage.layer is not None:
-            return _cpu.Program.region_operand(self._states[storage.layer])
+            return _cpu.Program.region_operand(self._pool, self._state.offsets[storage.layer])
         dims, strides = _pairs(view.dims), _pairs(view.strides)
-        item = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4}.get(view.dtype, 1)
+        item = ITEM_SIZES[view.dtype]
         if storage.array is not None:
             return self._program.constant(view.dtype, dims, strides, view.offset * item, storage.array)
         return _cpu.operand(view.dtype, dims, strides, self._offsets[storage] + view.offset * item)

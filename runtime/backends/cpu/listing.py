@@ -10,7 +10,7 @@ from inferencex.runtime.backends.cpu.lowering import Instruction, LoweredProgram
 from inferencex.runtime.backends.cpu.lowering.views import View
 from inferencex.runtime.backends.cpu.native import _cpu
 
-_HIDDEN_ATTRIBUTES = {"max_tokens", "max_seqs", "max_context", "num_blocks", "block_size"}
+_HIDDEN_ATTRIBUTES = {"block_stride", "max_tokens", "max_seqs", "max_context", "num_blocks", "block_size"}
 _HEADER = (
     f"{'operation':24} {'count':>5} {'calls':>7} {'seconds':>9} {'share':>6} {'us/call':>9} {'GB/s':>7} "
     f"{'Gop/s':>8} {'limit':>6}"

@@ -33,13 +33,14 @@ def check_memory(
             if view is not None and _bytes_of(view, options) > available:
                 raise BackendError(
                     f"{instruction.kind} {instruction.name!r} has an operand of shape "
-                    f"[{', '.join(map(str, view.dims))}], which is more than the {available} bytes of this machine"
+                    f"[{', '.join(map(str, view.dims))}], which is more than the {available} bytes of this machine "
+                    f"in steps of max_num_batched_tokens={options.max_tokens}"
                 )
     arena, state = lowered.memory.arena_bytes, bytes_per_token * options.num_blocks * options.block_size
     if arena > available:
         raise BackendError(
-            f"a step of {options.max_tokens} tokens takes {arena} bytes, and this machine has {available}; allow fewer "
-            "tokens in a step"
+            f"a step of {options.max_tokens} tokens takes {arena} bytes, and this machine has {available}; lower "
+            "max_num_batched_tokens"
         )
     # Its pages are taken when they are first written to, so the usual pool may be larger than a small machine.
     if state > max(available, DEFAULT_KV_CACHE_MEMORY):

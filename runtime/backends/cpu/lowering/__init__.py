@@ -1,7 +1,7 @@
 """From the IR graph to a program of the native module: instructions, their operands, and a memory plan."""
 
-from inferencex.runtime.backends.cpu.lowering.attention import LayerShape, layer_shapes
-from inferencex.runtime.backends.cpu.lowering.context import Instruction, LoweringOptions
+from inferencex.runtime.backends.cpu.lowering.attention import layer_shapes
+from inferencex.runtime.backends.cpu.lowering.context import Instruction, LayerShape, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.lower import LoweredProgram, lower_graph
 from inferencex.runtime.backends.cpu.lowering.well_formed import check_nodes
 

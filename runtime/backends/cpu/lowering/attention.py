@@ -7,20 +7,11 @@ from dataclasses import dataclass
 from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
-from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, input_of
+from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, LayerShape, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
 from inferencex.runtime.backends.cpu.lowering.views import Storage, View
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What one token of a layer keeps: `num_kv_heads` keys of `key_width` and values of `value_width` numbers."""
-
-    num_kv_heads: int
-    key_width: int
-    value_width: int
 
 
 def layer_shapes(graph: Graph) -> dict[int, LayerShape]:
@@ -92,7 +83,7 @@ def lower_attention(lowering: Lowering, node: Node) -> bool:
     attributes = node.attributes
     layer = attributes.get_int("layer")
     heads, kv_heads = attributes.get_int("num_heads"), attributes.get_int("num_kv_heads")
-    shape = layer_shapes(lowering.graph)[layer]
+    shape = lowering.layers[layer]
     state = lowering.states.setdefault(layer, Storage(Extent(0), layer=layer))
     state_view = View(state, "u8", (), ())
     place: dict[str, AttributeValue] = {
@@ -103,6 +94,7 @@ def lower_attention(lowering: Lowering, node: Node) -> bool:
         "block_size": lowering.options.block_size,
         "num_blocks": lowering.options.num_blocks,
         "kv_dtype": lowering.options.kv_dtype,
+        "block_stride": lowering.block_stride,
     }
     name = node.outputs[0].name
     if attributes.get_int("writes", 1):

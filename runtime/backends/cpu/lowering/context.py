@@ -62,6 +62,15 @@ class LoweringOptions:
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """What one token of a layer keeps: `num_kv_heads` keys of `key_width` and values of `value_width` numbers."""
+
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True)
 class Quantized:
     """A value as the integer linears read it: the three parts of a QuantizedRows."""
 
@@ -78,6 +87,8 @@ class Lowering:
     integers:   one-dimensional or scalar integers that are known up to the step's size: shapes, above all
     absorbed:   nodes that another node's instruction computes along
     quantized:  quantized forms of values, by value name and block layout
+    layers:     the state that each layer of attention keeps, in blocks that lie `block_stride` bytes apart
+    widened:    weights that no kernel reads as they are stored, and that were made float32
     """
 
     graph: Graph
@@ -92,6 +103,9 @@ class Lowering:
     instructions: list[Instruction] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     states: dict[int, Storage] = field(default_factory=dict)
+    layers: Mapping[int, LayerShape] = field(default_factory=dict)
+    block_stride: int = 0
+    widened: list[str] = field(default_factory=list)
 
     def view(self, value: Value | None) -> View:
         """Return where a value is; static ones become constants. Raises BackendError for one that is nowhere."""

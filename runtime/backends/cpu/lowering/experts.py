@@ -16,7 +16,7 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
     """Lower a layer of gated experts."""
     gate_up, down = (_stack(lowering, input_of(node, place)) for place in (3, 4))
     biases = [_float_constant(lowering, input_of(node, place)) for place in (5, 6)]
-    if gate_up is None or down is None or (gate_up.format, gate_up.group) != (down.format, down.group):
+    if gate_up is None or down is None or _kind(gate_up) != _kind(down):
         gate_up, down = (_as_float(lowering, input_of(node, place)) for place in (3, 4))
     name = node.outputs[0].name
     x, index, weights = (lowering.contiguous(lowering.view(node.inputs[i]), name) for i in range(3))
@@ -105,6 +105,11 @@ def lower_embedding(lowering: Lowering, node: Node) -> bool:
     return True
 
 
+def _kind(weight: StoredWeight) -> tuple[str, int, bool]:
+    """Return what both weights of an expert must have in common to be read by one operation."""
+    return weight.format, weight.group, weight.is_signed
+
+
 def _stack(lowering: Lowering, value: Value | None) -> StoredWeight | None:
     if value is None or value not in lowering.static:
         return None
@@ -114,6 +119,7 @@ def _stack(lowering: Lowering, value: Value | None) -> StoredWeight | None:
 
 def _as_float(lowering: Lowering, value: Value | None) -> StoredWeight:
     assert value is not None, "experts have weights"
+    lowering.widened.append(value.name)
     array = np.asarray(lowering.static.array(value), dtype=np.float32)
     return StoredWeight("f32", array.shape, constant_view(array, "f32"))
 

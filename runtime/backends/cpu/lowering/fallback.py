@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from inferencex.formats.dialect.schemas import OPSET
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Node
 from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
@@ -51,7 +52,7 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
         ],
         [onnx.helper.make_empty_tensor_value_info(n) for n in outputs],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     from onnx.reference import ReferenceEvaluator
 
     try:

@@ -18,12 +18,16 @@ _SAME_TYPE = {
     "Max", "Min", "Sum", "PRelu", "Clip", "Not", "And", "Or", "Xor",
 }  # fmt: skip
 _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN"}
+_COMPUTED_TYPES = frozenset(("f32", "i64", "i32", "bool"))
 _REDUCTIONS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL2"}
 
 
 def lower_generic(lowering: Lowering, node: Node) -> bool:
     """Lower a node to the native operation of its name; False where there is none for it."""
     if node.domain != "" or node.op_type not in lowering.native_kinds:
+        return False
+    typed = [lowering.view(value).dtype for value in node.inputs if value is not None]
+    if node.op_type not in ("Cast", "CastLike") and not _COMPUTED_TYPES.issuperset(typed):
         return False
     try:
         if node.op_type in _SAME_TYPE | _TRUTHS or node.op_type in ("Where", "Cast", "CastLike"):
@@ -193,7 +197,8 @@ def _tile(lowering: Lowering, node: Node) -> bool:
     return True
 
 
-def _fill(lowering: Lowering, node: Node) -> bool:
+def lower_fill(lowering: Lowering, node: Node) -> bool:
+    """Lower ConstantOfShape."""
     shape = known_integers(lowering, node.inputs[0])
     if shape is None:
         return False
@@ -226,8 +231,3 @@ _HANDLERS = {
     "MatMul": _matmul,
     "Tile": _tile,
 }
-
-
-def lower_fill(lowering: Lowering, node: Node) -> bool:
-    """Lower ConstantOfShape."""
-    return _fill(lowering, node)

@@ -83,6 +83,11 @@ def _same(lowering: Lowering, node: Node) -> Integers | None:
     return known_integers(lowering, node.inputs[0])
 
 
+def _cast(lowering: Lowering, node: Node) -> Integers | None:
+    to = node.attributes.get_int("to")
+    return _same(lowering, node) if to in (DataType.INT64, DataType.INT32) else None
+
+
 def _to_list(lowering: Lowering, node: Node) -> Integers | None:
     known = known_integers(lowering, node.inputs[0])
     return (known,) if isinstance(known, Extent) else None
@@ -156,7 +161,7 @@ def _difference(sign: int) -> Callable[[Lowering, Node], Integers | None]:
 _FUNCTIONS: dict[str, Callable[[Lowering, Node], Integers | None]] = {
     "Shape": _shape,
     "Concat": _concat,
-    "Cast": _same,
+    "Cast": _cast,
     "Identity": _same,
     "Unsqueeze": _to_list,
     "Squeeze": _to_scalar,

@@ -40,6 +40,7 @@ def lower_gemm(lowering: Lowering, node: Node) -> bool:
     weight = lowering.static.weight(node.inputs[1])
     if weight is None:
         array = np.asarray(lowering.static.array(node.inputs[1]), dtype=np.float32)
+        lowering.widened.append(node.inputs[1].name)
         weight = StoredWeight("f32", array.shape, constant_view(array, "f32"))
     if len(weight.shape) != 2:
         return False
@@ -68,6 +69,8 @@ def lower_matmul(lowering: Lowering, node: Node) -> bool:
     array = np.ascontiguousarray(np.asarray(lowering.static.array(right), dtype=np.float32).T)
     if flat is None or features != Extent(array.shape[1]):
         return False
+    if right.producer() is not None:
+        lowering.widened.append(right.name)
     y = lowering.allocate("f32", (rows, Extent(array.shape[0])))
     weight = StoredWeight("f32", array.shape, constant_view(array, "f32"))
     _emit_float(lowering, node.outputs[0].name, flat, weight, None, y, {})

@@ -15,10 +15,11 @@ from inferencex.runtime.backends.cpu.lowering import arrangement, attention, exp
 from inferencex.runtime.backends.cpu.lowering.context import Instruction, Lowering, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, Symbol, extent_named
 from inferencex.runtime.backends.cpu.lowering.integers import evaluate_integers
+from inferencex.runtime.backends.cpu.lowering.layer_state import StateLayout, layout_of
 from inferencex.runtime.backends.cpu.lowering.memory_plan import MemoryPlan, plan_memory
 from inferencex.runtime.backends.cpu.lowering.quantization import integer_weight, static_scale
-from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
-from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, PER_CHANNEL, StaticValues
+from inferencex.runtime.backends.cpu.lowering.views import View
 from inferencex.runtime.backends.cpu.lowering.well_formed import naming
 from inferencex.runtime.backends.cpu.native import _cpu
 
@@ -57,15 +58,17 @@ class LoweredProgram:
 
     inputs:    places of the graph's inputs in the arena, int64
     logits:    place of the result, float32 `[rows, vocab]`
-    states:    the layer states that instructions refer to
+    state:     where each layer's state lies in the pool
     fallbacks: operators without a native kernel, which run through `onnx.reference`
+    widened:   weights that no kernel reads as they are stored, and that take float32's memory instead
     """
 
     instructions: tuple[Instruction, ...]
     inputs: Mapping[str, View]
     logits: View
-    states: Mapping[int, Storage]
+    state: StateLayout
     fallbacks: tuple[str, ...]
+    widened: tuple[str, ...]
     memory: MemoryPlan
 
 
@@ -74,12 +77,16 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
 
     Raises BackendError, naming the node, for what can be neither lowered nor run by `onnx.reference`.
     """
+    layers = attention.layer_shapes(graph)
+    state = layout_of(layers, options.block_size, options.kv_dtype)
     lowering = Lowering(
         graph=graph,
         static=StaticValues(graph, tensor),
         options=options,
         native_kinds=frozenset(_cpu.operation_kinds()),
         block_layout=_cpu.block_layout,
+        layers=layers,
+        block_stride=state.block_stride,
     )
     inputs = _place_inputs(lowering)
     attention.absorb_rotations(lowering)
@@ -91,7 +98,9 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
     logits = _logits(lowering)
     instructions = tuple(lowering.instructions)
     memory = plan_memory(instructions, [*inputs.values(), logits], options.max_tokens, options.max_tokens)
-    return LoweredProgram(instructions, inputs, logits, lowering.states, tuple(lowering.fallbacks), memory)
+    return LoweredProgram(
+        instructions, inputs, logits, state, tuple(lowering.fallbacks), tuple(lowering.widened), memory
+    )
 
 
 def _place_inputs(lowering: Lowering) -> dict[str, View]:
@@ -112,9 +121,8 @@ def _absorb_static_quantization(lowering: Lowering) -> None:
 
 
 def _absorb_quantization_before(lowering: Lowering, node: Node) -> None:
-    weight = integer_weight(lowering, node)
     value = node.inputs[0] if node.inputs else None
-    if weight is None or value is None or len(value.consumers()) != 1 or weight.group != -1:
+    if value is None or not all(_reads_fixed_scale(lowering, user) for user in value.consumers()):
         return
     if static_scale(lowering, value) is not None:
         lowering.absorbed.add(value.name)
@@ -122,6 +130,11 @@ def _absorb_quantization_before(lowering: Lowering, node: Node) -> None:
         middle = dequantize.inputs[0] if dequantize is not None else None
         if middle is not None and len(middle.consumers()) == 1:
             lowering.absorbed.add(middle.name)
+
+
+def _reads_fixed_scale(lowering: Lowering, node: Node) -> bool:
+    weight = integer_weight(lowering, node)
+    return weight is not None and weight.group == PER_CHANNEL
 
 
 def _lower_node(lowering: Lowering, node: Node) -> None:
@@ -144,6 +157,12 @@ def _lower_to_fallback(lowering: Lowering, node: Node) -> None:
         raise BackendError("its operands are not those that the IR dialect describes")
     outputs: list[View | None] = []
     inputs = [None if value is None else lowering.view(value) for value in node.inputs]
+    narrow = next((view.dtype for view in inputs if view is not None and view.dtype in ("f16", "bf16", "f8e4m3")), None)
+    if narrow is not None:
+        raise BackendError(
+            f"operator {node.domain or 'ai.onnx'}::{node.op_type} has no native kernel, and one of its inputs is "
+            f"{narrow}; only values of full width run through onnx.reference"
+        )
     for value in node.outputs:
         dims = [extent_named(dimension) for dimension in value.shape or ()]
         dtype = NATIVE_TYPES.get(value.dtype) if value.dtype is not None else None

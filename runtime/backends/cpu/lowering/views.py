@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferencex.runtime.backends.cpu.lowering.extents import ONE, Extent, product
+from inferencex.runtime.backends.cpu.lowering.extents import ONE, Extent
 
 ITEM_SIZES = {"f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "i64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
@@ -159,8 +159,3 @@ def _reshaped_strides(
             new_strides[i] = following
         following = new_strides[i] * wanted[i]
     return tuple(new_strides)
-
-
-def elements(view: View) -> Extent:
-    """Return how many elements a view has."""
-    return product(view.dims)

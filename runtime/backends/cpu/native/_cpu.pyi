@@ -41,8 +41,8 @@ class Program:
         """Reserve zeroed memory."""
 
     @staticmethod
-    def region_operand(region: Region) -> Operand:
-        """Return an operand that is a whole region."""
+    def region_operand(region: Region, offset: int = 0, bytes: int | None = None) -> Operand:
+        """Return an operand that is a region, or `bytes` of it from `offset` on. Raises BlueprintError."""
 
     def add(
         self,

@@ -131,8 +131,11 @@ class PyProgram {
 
     Region allocate(std::size_t bytes) { return {program_.memory().allocate(bytes), bytes}; }
 
-    static Operand region_operand(const Region &region) {
-        Operand operand = make_operand("u8", {{static_cast<std::int64_t>(region.bytes), 0}}, {{1, 0}}, 0);
+    static Operand region_operand(const Region &region, std::size_t offset, std::optional<std::size_t> bytes) {
+        if (offset > region.bytes || bytes.value_or(0) > region.bytes - offset)
+            throw BlueprintError("an operand lies outside its region of " + std::to_string(region.bytes) + " bytes");
+        const std::size_t length = bytes.value_or(region.bytes - offset);
+        Operand operand = make_operand("u8", {{static_cast<std::int64_t>(length), 0}}, {{1, 0}}, offset);
         operand.constant = region.data;
         return operand;
     }
@@ -336,6 +339,7 @@ std::vector<std::string> available_isas() {
 NB_MODULE(_cpu, m) {
     using namespace inferencex::cpu;
     m.doc() = "Programs of the CPU backend.";
+    nb::set_leak_warnings(false);  // a program that lives until the interpreter ends is no leak
     nb::exception<BlueprintError>(m, "BlueprintError", PyExc_ValueError);
     nb::class_<Operand>(m, "Operand");
     nb::class_<Region>(m, "Region").def_ro("bytes", &Region::bytes);
@@ -366,7 +370,7 @@ NB_MODULE(_cpu, m) {
              "cpus"_a = std::vector<int>{}, "isa"_a = nb::none())
         .def("constant", &PyProgram::constant, "dtype"_a, "dims"_a, "strides"_a, "offset"_a, "array"_a)
         .def("allocate", &PyProgram::allocate, "bytes"_a)
-        .def_static("region_operand", &PyProgram::region_operand, "region"_a)
+        .def_static("region_operand", &PyProgram::region_operand, "region"_a, "offset"_a = 0, "bytes"_a = nb::none())
         .def("add", &PyProgram::add, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "attributes"_a)
         .def("add_fallback", &PyProgram::add_fallback, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "function"_a)
         .def("prepare", &PyProgram::prepare, "arena_bytes"_a, "max_tokens"_a, "inputs"_a, "logits"_a, "num_blocks"_a,

@@ -111,6 +111,7 @@ void Program::check(const StepArrays &a) const {
         refuse("sequence_offsets do not span the " + std::to_string(a.tokens) + " tokens");
     if (a.rows > a.tokens) refuse("more logit_rows than tokens");
     for (std::int64_t s = 0; s < a.sequences; ++s) {
+        if (a.sequence_offsets[s + 1] > a.tokens) refuse("sequence_offsets do not ascend to the number of tokens");
         const std::int64_t count = a.sequence_offsets[s + 1] - a.sequence_offsets[s];
         const std::int64_t context = a.context_lengths[s];
         if (count < 1 || context < count) refuse("sequence " + std::to_string(s) + " has more new tokens than context");

@@ -43,7 +43,6 @@ struct BlockLayout {
         const std::int64_t group_end = std::min((b / blocks_per_group + 1) * group, features);
         return std::min(start(b) + block, group_end) - start(b);
     }
-    std::int64_t group_of(std::int64_t b) const { return b / blocks_per_group; }
     std::int64_t row_bytes() const { return blocks * stride; }
 
   private:
@@ -58,8 +57,8 @@ struct BlockLayout {
 // Rows of quantized activations: feature k of block b of row m is `values[m * layout.row_bytes() + b * layout.stride +
 // k]
 // * scales[m * blocks + b]`; `sums` are the sums of a block's integers, for weights with zero points. Integers are in
-// -127..127. A program keeps the three parts as three values: int8 [M, row_bytes], float32 [M, blocks], int32 [M,
-// blocks].
+// -127..127; those of a given scale may be -128. A program keeps the three parts as three values: int8 [M, row_bytes],
+// float32 [M, blocks], int32 [M, blocks].
 struct QuantizedRows {
     BlockLayout layout;
     std::int8_t *values = nullptr;

@@ -67,9 +67,6 @@ struct Tensor {
     T *as() const {
         return reinterpret_cast<T *>(data);
     }
-    // Rows of a matrix: everything but the last dimension. Valid where `rows_are_regular()`.
-    std::int64_t rows() const { return rank == 0 ? 1 : size() / (dims[rank - 1] ? dims[rank - 1] : 1); }
-    std::int64_t columns() const { return rank == 0 ? 1 : dims[rank - 1]; }
 };
 
 }  // namespace inferencex::cpu

@@ -57,20 +57,28 @@ void await_change(const std::atomic<int> &value, int seen, Clock::duration look,
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, const std::vector<int> &cpus) : size_(threads < 1 ? 1 : threads) {
-    for (int i = 1; i < size_; ++i) {
-        const int cpu = i < static_cast<int>(cpus.size()) ? cpus[i] : -1;
-        threads_.emplace_back([this, i, cpu] {
-            if (cpu >= 0) pin_this_thread(cpu);
-            serve(i);
-        });
+    try {
+        for (int i = 1; i < size_; ++i) {
+            const int cpu = i < static_cast<int>(cpus.size()) ? cpus[i] : -1;
+            threads_.emplace_back([this, i, cpu] {
+                if (cpu >= 0) pin_this_thread(cpu);
+                serve(i);
+            });
+        }
+    } catch (...) {  // the system gives no more threads: end those there are, then say so
+        stop();
+        throw;
     }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     stops_.store(true, std::memory_order_release);
     call_.fetch_add(1, std::memory_order_release);
     call_.notify_all();
     for (std::thread &thread : threads_) thread.join();
+    threads_.clear();
 }
 
 void ThreadPool::run(Function function, void *context) {

@@ -29,6 +29,7 @@ class ThreadPool {
 
   private:
     void serve(int thread);
+    void stop();
 
     static constexpr std::size_t kCacheLine = 64;
 

@@ -116,9 +116,7 @@ def _run(bundle: Path, options: dict[str, Any], spoil: int | None, changes: list
         program, change = spoilt(lowered.program, spoil)
         changes.append(change)
         print(change, file=sys.stderr, flush=True)  # for a crash, which says nothing itself
-        executable = CpuExecutable(
-            program, lowered.options, lowered.facts, lowered.layers, threads=options.get("threads", 1), cpus=[]
-        )
+        executable = CpuExecutable(program, lowered.options, lowered.facts, threads=options.get("threads", 1), cpus=[])
     limit = executable.facts.max_model_len
     for step in ([(0, 0, 5)], [(0, 5, 6), (1, 0, 9)], [(0, 6, 7), (1, 9, 10)]):
         chunks = [(sequence, first, last) for sequence, first, last in step if last <= limit]

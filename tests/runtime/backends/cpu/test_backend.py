@@ -137,7 +137,7 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
     kinds = [instruction.kind for instruction in executable.lowered.instructions]
     assert "Quantize" in kinds and "IntegerLinear" in kinds and not executable.lowered.fallbacks
     x = compiled_cpu(_around(lambda m, x: x)).step(_batch(6))
-    rounded = np.clip(np.rint(x / np.float32(0.02)), -127, 127) * 0.02
+    rounded = np.clip(np.rint(x / np.float32(0.02)), -128, 127) * 0.02
     expected = rounded @ (weight * scales[:, None].astype(np.float64)).T
     np.testing.assert_allclose(executable.step(_batch(6)), expected, rtol=1e-5, atol=1e-6)
 
@@ -149,8 +149,17 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
         ({"block_tables": np.array([[-1, 1, 2, 3]], np.int32)}, "block -1 of a pool of 24"),
         ({"positions": np.array([0, 1, 5], np.int32)}, "positions of sequence 0"),
         ({"context_lengths": np.array([2], np.int32)}, "more new tokens than context"),
-        ({"context_lengths": np.array([400], np.int32)}, "beyond its block table"),
+        ({"context_lengths": np.array([60], np.int32)}, "beyond its block table"),
+        ({"context_lengths": np.array([400], np.int32)}, "400 tokens is longer than the model's 64"),
         ({"sequence_offsets": np.array([0, 2], np.int32)}, "do not span"),
+        (
+            {
+                "sequence_offsets": np.array([0, 16, 3], np.int32),
+                "context_lengths": np.array([16, 3], np.int32),
+                "block_tables": np.zeros((2, 4), np.int32),
+            },
+            "do not ascend",
+        ),
         ({"logit_rows": np.array([3], np.int32)}, "a logit row is outside"),
         ({"prompt_lengths": np.array([3], np.int32)}, "lengths that contradict each other"),
     ],
@@ -166,7 +175,15 @@ def test_batches_that_contradict_themselves_are_refused(change: dict[str, Any], 
 def test_a_step_beyond_what_it_was_compiled_for_is_refused() -> None:
     executable = compiled_cpu(_around(lambda m, x: x))
     with pytest.raises(BackendError, match="65 tokens; this program was compiled for 1 to 64"):
-        executable.step(_batch(65, block_tables=np.arange(17, dtype=np.int32)[None] % 16))
+        executable.step(
+            _batch(
+                65,
+                positions=np.array([*range(33), *range(32)], np.int32),
+                sequence_offsets=np.array([0, 33, 65], np.int32),
+                context_lengths=np.array([33, 32], np.int32),
+                block_tables=np.arange(18, dtype=np.int32).reshape(2, 9),
+            )
+        )
 
 
 def test_a_fork_is_told_so() -> None:

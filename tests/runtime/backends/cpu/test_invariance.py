@@ -108,3 +108,28 @@ def test_logits_are_the_same_bits(executables: list[Executable]) -> None:
             own = list(range(SEQUENCES * BLOCKS_EACH, SEQUENCES * BLOCKS_EACH + BLOCKS_EACH - shared))
             hit = Chunk(sequences[0], shared * BLOCK_SIZE, LENGTH, shuffled[0][:shared] + own)
             np.testing.assert_array_equal(_run(executable, [hit])[0], alone[0][shared * BLOCK_SIZE :])
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "float32", "int8"])
+def test_long_contexts_are_merged_the_same_way(kv_cache_dtype: str, tmp_path: Path) -> None:
+    """Attention sums the keys of a long context in parts, which threads may share in a decode step."""
+    length, last = 1100, 3
+    config = {"max_position_embeddings": 2048}
+    path = write_bundle(
+        tiny_model("llama", **config), tiny_config("llama", **config), tmp_path, "rtn-int4", max_model_len=length
+    )
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, length).tolist()
+    blocks = list(range(-(-length // BLOCK_SIZE)))
+    results = []
+    for threads, cuts in ((1, [0, length]), (2, [0, 500, 513, 1024, length - last]), (3, [0, 1, 700, length - last])):
+        executable = CpuBackend().compile(
+            path,
+            BackendOptions(
+                num_blocks=len(blocks), threads=threads, max_num_batched_tokens=length, kv_cache_dtype=kv_cache_dtype
+            ),
+        )
+        steps = [*pairwise(cuts), *((p, p + 1) for p in range(cuts[-1], length))]
+        logits = [_run(executable, [Chunk(tokens, a, b, blocks)])[0] for a, b in steps]
+        results.append(np.concatenate(logits))
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_array_equal(results[2], results[0])

@@ -48,7 +48,7 @@ def test_any_dimensions_are_reduced(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
-@pytest.mark.parametrize("kind", set(WIDE) - {"ReduceProd"})
+@pytest.mark.parametrize("kind", sorted(set(WIDE) - {"ReduceProd"}))
 def test_large_reductions(kind: str, axes: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal((30, 40, 70)).astype(F)
     expected = WIDE[kind](x.astype(np.float64), axis=axes, keepdims=False)

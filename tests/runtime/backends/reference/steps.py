@@ -107,7 +107,7 @@ def compiled_cpu(
     def nothing(name: str) -> NDArray[Any]:
         raise AssertionError(f"{name} is a constant inside the graph")
 
-    return CpuExecutable(lower_graph(graph, nothing, options), options, facts, layers, threads=threads, cpus=[])
+    return CpuExecutable(lower_graph(graph, nothing, options), options, facts, threads=threads, cpus=[])
 
 
 WAYS = ("reference", *_cpu.available_isas())

@@ -44,7 +44,8 @@ struct PageLayout {
     std::size_t value_offset = 0;
     std::size_t tile_bytes = 0;
     std::size_t block_bytes = 0;
-    std::size_t bytes = 0;  // of the pool
+    std::size_t block_stride = 0;  // bytes from one block to the next; other layers' may lie between
+    std::size_t bytes = 0;         // from the first block's start to the last one's end
 
     // Nothing when a size is not positive or the pool's bytes exceed what can be addressed.
     static std::optional<PageLayout> of(PageType type, std::int64_t num_blocks, std::int64_t block_size,
@@ -68,11 +69,23 @@ struct PageLayout {
             __builtin_mul_overflow(p.block_bytes, static_cast<std::size_t>(num_blocks), &p.bytes) ||
             p.bytes > (std::size_t{1} << 62))
             return std::nullopt;
+        p.block_stride = p.block_bytes;
         return p;
+    }
+    // The same pages with `stride` bytes from block to block; false when blocks overlap or the pool is absurdly large.
+    bool spread(std::size_t stride) {
+        std::size_t before = 0;
+        if (stride < block_bytes || stride % 64 != 0 ||
+            __builtin_mul_overflow(stride, static_cast<std::size_t>(num_blocks - 1), &before) ||
+            before > (std::size_t{1} << 62))
+            return false;
+        block_stride = stride;
+        bytes = before + block_bytes;
+        return true;
     }
 
     INFERENCEX_ALWAYS_INLINE std::size_t offset(std::int64_t block, std::int64_t head, std::int64_t tile) const {
-        return static_cast<std::size_t>(block) * block_bytes +
+        return static_cast<std::size_t>(block) * block_stride +
                static_cast<std::size_t>(head * tiles + tile) * tile_bytes;
     }
     // The tile, counted along a sequence, that holds a position.

@@ -36,7 +36,7 @@ struct RowKernels {
     // One block of such a row, with the same bits: `n` features into `stride` bytes (the layout's), zeros after them.
     void (*quantize_block)(const float *x, std::int64_t n, std::int64_t stride, std::int8_t *values, float *scale,
                            std::int32_t *sum);
-    // The same with a given scale for the whole row; integers saturate at -127 and 127.
+    // The same with a given scale for the whole row; integers saturate at -128 and 127, as QuantizeLinear's do.
     void (*quantize_static)(const float *x, const BlockLayout &layout, float scale, std::int8_t *values, float *scales,
                             std::int32_t *sums);
     void (*softmax)(const float *x, std::int64_t n, float *y);

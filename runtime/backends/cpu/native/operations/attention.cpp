@@ -107,12 +107,18 @@ constexpr Int kMostSlots = Int{1} << 30;
 PageLayout page_layout(const Checked &checked, const Blueprint &blueprint) {
     const Int blocks = checked.integer("num_blocks", 1, kMostSlots),
               size = checked.integer("block_size", 1, kMostSlots);
-    const auto layout =
+    auto layout =
         PageLayout::of(page_type(checked, blueprint), blocks, size, checked.integer("num_kv_heads", 1, kMostHeads),
                        checked.integer("key_width", 1, kMostWidth), checked.integer("value_width", 1, kMostWidth));
     if (!layout)
         checked.fail("a pool of " + std::to_string(blocks) + " blocks of " + std::to_string(size) +
                      " tokens is larger than can be addressed");
+    if (blueprint.has("block_stride")) {
+        const Int stride = checked.integer("block_stride", 1, Int{1} << 48);
+        checked.require(layout->spread(static_cast<std::size_t>(stride)),
+                        "block_stride is " + std::to_string(stride) + " for blocks of " +
+                            std::to_string(layout->block_bytes) + " bytes");
+    }
     return *layout;
 }
 

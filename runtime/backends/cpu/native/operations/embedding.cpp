@@ -75,7 +75,8 @@ class Embedding : public Operation {
         const Table table{worker.resolve(values_).data, worker.resolve(scales_).data,
                           worker.resolve(zero_points_).data};
         for (std::int64_t token = begin; token < end; ++token) {
-            const std::int64_t index = indices.as<std::int64_t>()[token * indices.strides[0]];
+            std::int64_t index = indices.as<std::int64_t>()[token * indices.strides[0]];
+            if (index < 0) index += vocabulary_;  // counted from the end, as ONNX's Gather does
             if (index < 0 || index >= vocabulary_) {
                 std::fill_n(y[token], columns_, 0.0F);
             } else {

@@ -47,8 +47,9 @@ class Chosen : public Operation {
                 refuse(b, "index has " + std::to_string(choices_) + " columns, expected 1 to " +
                               std::to_string(kMostChoices));
         }
-        most_rows_ = x_.dims[0].at(max_tokens, max_tokens);
-        if (most_rows_ < 0 || most_rows_ > (std::int64_t{1} << 30) / choices_)
+        const std::int64_t factor = x_.dims[0].symbol == Symbol::none ? 1 : max_tokens;
+        if (__builtin_mul_overflow(x_.dims[0].coefficient, factor, &most_rows_) || most_rows_ < 0 ||
+            most_rows_ > (std::int64_t{1} << 30) / choices_)
             refuse(b,
                    "x has " + std::to_string(most_rows_) + " rows for " + std::to_string(choices_) + " experts each");
         router_ = ExpertRouter(experts_, most_slots());

@@ -19,7 +19,7 @@ constexpr std::int64_t kTasksAThread = 8;        // at least, so that threads fi
 constexpr std::int64_t kPrepareTiles = 4;        // packed by one task
 constexpr std::int64_t kStripBytes = 192 << 10;  // of results before they are gated or quantized
 // Sums of a block are 32 bits: this many products of 8-bit integers fit.
-constexpr std::int64_t kLongestWholeBlock = INT32_MAX / (127 * 256);
+constexpr std::int64_t kLongestWholeBlock = INT32_MAX / (128 * 256);
 
 Blueprint with_attribute(Blueprint blueprint, const std::string &key, Attribute value) {
     blueprint.attributes[key] = std::move(value);
