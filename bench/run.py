@@ -50,7 +50,9 @@ class Workers:
         log = self.logs / f"{engine}.{task}.log"
         interpreter = self.interpreters.get(engine, sys.executable)
         environment = {
-            **os.environ,
+            # Packages are installed with their bytecode; what runs from its sources gets it in the run that is not
+            # counted, and keeps it.
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": str(self.threads),
             "HF_HUB_OFFLINE": "1",

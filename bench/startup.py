@@ -32,7 +32,8 @@ def first_byte_seconds(arguments: Sequence[str]) -> float:
     """Start the command and return the seconds until its answer begins; SystemExit with its errors if there is none."""
     began = time.monotonic()
     command = [sys.executable, "-c", PLAIN, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=_environment(), bufsize=0, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         first = process.stdout.read(1)
         seconds = time.monotonic() - began
@@ -43,9 +44,14 @@ def first_byte_seconds(arguments: Sequence[str]) -> float:
     return seconds
 
 
+def _environment() -> dict[str, str]:
+    """Return this process's environment, less what would keep the first run from leaving bytecode behind."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def phases(arguments: Sequence[str]) -> dict[str, float]:
     """Start the command once more and return the seconds that each of its phases took, in order."""
-    environment = {**os.environ, STARTED: str(time.monotonic()), "PYTHONPATH": str(ROOT)}
+    environment = {**_environment(), STARTED: str(time.monotonic()), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PHASED, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -17,6 +17,7 @@ from inferencex.formats.errors import OptionError
 
 if TYPE_CHECKING:
     from inferencex.formats.bundle import Bundle
+    from inferencex.formats.bundle.manifest import TensorQuantization
 
 app = typer.Typer(add_completion=False)
 
@@ -67,7 +68,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     after: dict[str, int] = defaultdict(int)
     for node in bundle.graph:
         after[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
-    owners = {n: q for q in manifest.quantization.values() for n in (q.scales, q.zero_points) if n}
+    owners = {n: q for q in manifest.quantization.values() for n in (q.scales, q.zero_points, q.tensor_scale) if n}
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
     for name, stored in bundle.stored.items():
         entry = manifest.quantization.get(name)
@@ -78,7 +79,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         formats[kind]["tensors"] += 1
         formats[kind]["bytes"] += stored.nbytes
         count = 1
-        for dimension in stored.shape:
+        for dimension in stored.shape if entry is None else entry.shape:
             count *= dimension
         formats[kind]["parameters"] += count
     return {
@@ -94,9 +95,12 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _format(entry: Any) -> str:
+def _format(entry: TensorQuantization) -> str:
     group = "per channel" if entry.group_size < 0 else f"g{entry.group_size}"
-    return f"int{entry.bits} {group} {'symmetric' if entry.symmetric else 'asymmetric'} ({entry.method})"
+    if entry.number == "int":
+        return f"int{entry.bits} {group} {'symmetric' if entry.symmetric else 'asymmetric'} ({entry.method})"
+    name = "fp8" if entry.number == "e4m3" else "mxfp4" if entry.tensor_scale is None else "nvfp4"
+    return f"{name} {group} ({entry.method})"
 
 
 def _print(console: Console, facts: Mapping[str, Any], *, verified: bool) -> None:

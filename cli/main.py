@@ -29,6 +29,9 @@ COMMANDS = {
     "convert": Command("inferencex.convert.cli", "Turn a Hugging Face checkpoint into a bundle.", extra="convert"),
     "run": Command("inferencex.runtime.cli", "Answer prompts, chat, or work through a file with a bundle."),
     "compare": Command("inferencex.recipes.compare", "Measure how far bundles are from a reference bundle."),
+    "export": Command(
+        "inferencex.cli.export", "Write a bundle for other tools: AWQ, GPTQ, GGUF, ONNX, ...", extra="convert"
+    ),
     "inspect": Command("inferencex.cli.inspect", "Show what is in a bundle: graph, fusions, weights."),
 }
 

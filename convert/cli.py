@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-_SOURCE, _QUANTIZATION, _CHECKS = "Source", "Quantization", "Checks"
+_SOURCE, _QUANTIZATION, _CALIBRATION, _CHECKS = "Source", "Quantization", "Calibration", "Checks"
 
 
 @app.command()
@@ -31,14 +31,16 @@ def convert(
     quantization: Annotated[
         str,
         typer.Option(
-            help="none, or METHOD-TYPE[-gN]: rtn-int8, rtn-int4, rtn-int4-g128.", rich_help_panel=_QUANTIZATION
+            help="none; int4 (awq+gptq-int4, recommended); METHOD-TYPE[-gN] with the methods rtn, awq, gptq, awq+gptq, "
+            "smoothquant, such as gptq-int8 or rtn-int4-g128; fp8, fp8-weight, int8-dynamic, nvfp4 or mxfp4.",
+            rich_help_panel=_QUANTIZATION,
         ),
     ] = "none",
     group_size: Annotated[
         int | None,
         typer.Option(
             help="Input channels that share a scale; -1 for one scale per output channel. "
-            "Default: 64 for INT4, -1 for INT8.",
+            "Default: 64 for INT3 and INT4, -1 for INT8 and FP8.",
             rich_help_panel=_QUANTIZATION,
         ),
     ] = None,
@@ -46,13 +48,13 @@ def convert(
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether zero is in the middle of the range. Default: INT4 asymmetric, INT8 symmetric.",
+            help="Whether zero is in the middle of the range. Default: INT3, INT4 asymmetric, INT8 symmetric.",
             rich_help_panel=_QUANTIZATION,
         ),
     ] = None,
     lm_head: Annotated[
         str | None,
-        typer.Option(help="Precision of the head: none, int8, int4, int4-g32, ...", rich_help_panel=_QUANTIZATION),
+        typer.Option(help="Precision of the head: none, int8, int4, int4-g32, fp8, ...", rich_help_panel=_QUANTIZATION),
     ] = None,
     embedding: Annotated[
         str | None, typer.Option(help="Precision of the token embedding.", rich_help_panel=_QUANTIZATION)
@@ -62,6 +64,47 @@ def convert(
         typer.Option(
             help="Weights that stay plain, as a pattern such as '*down_proj*'; repeatable.",
             rich_help_panel=_QUANTIZATION,
+        ),
+    ] = None,
+    dequantize: Annotated[
+        bool,
+        typer.Option(
+            "--dequantize",
+            help="Turn the weights of a quantized checkpoint into plain ones, instead of keeping them as they are.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = False,
+    static_activations: Annotated[
+        bool,
+        typer.Option(
+            "--static-activations",
+            help="Give inputs that a scheme quantizes one scale, found by calibration, instead of one a token.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = False,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Text to calibrate on: files (.txt, .jsonl, .parquet; several with commas), a dataset on the hub as "
+            "NAME[:CONFIG][:SPLIT], builtin (English text that comes with Python), self (text the model writes) or "
+            "random. Default: builtin, for methods that calibrate.",
+            rich_help_panel=_CALIBRATION,
+        ),
+    ] = None,
+    calibration_samples: Annotated[
+        int | None, typer.Option(help="Windows of that text. Default: 128.", rich_help_panel=_CALIBRATION)
+    ] = None,
+    calibration_length: Annotated[
+        int | None, typer.Option(help="Tokens in a window. Default: 512.", rich_help_panel=_CALIBRATION)
+    ] = None,
+    calibration_seed: Annotated[
+        int | None, typer.Option(help="Seed of the choice of windows. Default: 0.", rich_help_panel=_CALIBRATION)
+    ] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for finished blocks: after an interruption the same command continues there.",
+            rich_help_panel=_CALIBRATION,
         ),
     ] = None,
     dtype: Annotated[
@@ -126,10 +169,20 @@ def convert(
         lm_head=lm_head,
         embedding=embedding,
         exclude=exclude or (),
+        static_activations=static_activations,
     )
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise OptionError(f"--dtype {dtype!r} is not one of auto, float32, float16, bfloat16")
 
+    drawn = {"samples": calibration_samples, "length": calibration_length, "seed": calibration_seed}
+    given = {name: value for name, value in drawn.items() if value is not None}
+    if given and calibration is None and not scheme.needs_calibration:
+        raise OptionError(
+            f"--calibration-{next(iter(given))} means nothing with --quantization {scheme.name}, which does not "
+            "calibrate; give --calibration as well, or leave it out"
+        )
+
+    from inferencex.convert.calibrate.data import CalibrationOptions
     from inferencex.convert.pipeline import ConvertOptions
     from inferencex.convert.pipeline import convert as run
     from inferencex.convert.progress import observer
@@ -148,9 +201,14 @@ def convert(
         allow_pickle=allow_pickle,
         random_weights=random_weights,
         seed=seed,
+        dequantize=dequantize,
         verify=verify,
         verify_limit=verify_limit,
         threads=threads,
+        calibration=CalibrationOptions(**({} if calibration is None else {"source": calibration}), **given)
+        if calibration is not None or scheme.needs_calibration
+        else None,
+        work_dir=work_dir,
     )
     with observer(stderr_console()) as watching:
         report = run(options, watching)
@@ -167,6 +225,12 @@ def _summarize(report: Report, output: Path) -> None:
         f = report.fidelity
         console.print(
             f"against the source: mean KL {f.mean_kl:.3g}, same top-1 {f.same_top1:.1%} over {f.tokens} tokens"
+        )
+    if report.held_out is not None:
+        h = report.held_out
+        console.print(
+            f"on held-out text: mean KL {h.mean_kl:.3g}, p99 {h.p99_kl:.3g}, same top-1 {h.same_top1:.1%}, perplexity "
+            f"{h.source_perplexity:.2f} -> {h.bundle_perplexity:.2f}"
         )
     console.print(f"details: {output / 'report.md'}")
 

@@ -15,12 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inferencex.convert.calibrate.result import CalibratedWeight, CalibratedWeights
+from inferencex.convert.keep_packed import KeptWeight, Packing, reorder_inputs
+from inferencex.convert.origins import origin_of
 from inferencex.convert.passes.editing import WEIGHT, Editor, is_weight
 from inferencex.convert.passes.weights import WeightExpression, expression_of
 from inferencex.convert.quantize import TensorPlan, method_named
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.convert.stored_forms import StoredForms
 from inferencex.formats.bundle import BundleWriter
+from inferencex.formats.bundle.origins import WeightOrigin
 from inferencex.formats.errors import QuantizationError
+from inferencex.formats.packing import QuantizedTensor
 
 _IR_TYPES = {
     torch.float32: ir.DataType.FLOAT,
@@ -60,7 +66,11 @@ def numpy_of(tensor: Tensor) -> NDArray[np.generic]:
 
 
 class WeightPacker:
-    """Packs the weights of `model` as planned; `sources` says where parameters come from."""
+    """Packs the weights of `model` as planned; `sources` says where parameters come from.
+
+    `packing` names the weights that are quantized already and kept as they are. `dequantized` says, after `run`, which
+    of them could not be, and why. `calibrated` has the weights that calibration quantized or changed.
+    """
 
     def __init__(
         self,
@@ -68,13 +78,18 @@ class WeightPacker:
         plans: Sequence[TensorPlan],
         sources: Mapping[str, ParameterSource],
         dtype: torch.dtype | None,
+        packing: Packing | None = None,
+        calibrated: CalibratedWeights | None = None,
     ) -> None:
         self.graph = model.graph
         self.edit = Editor(model.graph)
-        self.places = {node: place for place, node in enumerate(model.graph)}  # of nodes that may read a weight
+        self.forms = StoredForms(model)
+        self.calibrated = calibrated
         self.plans = {plan.name: plan for plan in plans if plan.is_stored}
         self.sources = sources
         self.dtype = dtype
+        self.candidates = {} if packing is None else packing.candidates
+        self.dequantized: dict[str, str] = {}
 
     def run(self, writer: BundleWriter, progress: Progress, threads: int | None = None) -> list[PackedWeight]:
         """Store every weight in the order of the graph; `progress(name, elements)` is called after each."""
@@ -90,13 +105,26 @@ class WeightPacker:
                 progress(name, packed[-1].parameters)
         return packed
 
-    def evaluate(self, value: ir.Value) -> Tensor:
-        """Compute a weight from the checkpoint."""
-        return expression_of(value).evaluate(lambda name: self.sources[name].load())
+    def evaluate(self, value: ir.Value) -> Tensor | KeptWeight:
+        """Compute a weight from the checkpoint, or read it as it is stored there."""
+        candidate = self.candidates.get(str(value.name))
+        if candidate is not None:
+            loaded = candidate.load()
+            if isinstance(loaded, KeptWeight):
+                return loaded
+            self.dequantized[candidate.name] = loaded
+        expression = expression_of(value)
+        changed = None if self.calibrated is None else self.calibrated.plain(str(value.name))
+        if changed is not None:
+            return changed.to(self.sources[expression.parameters[0]].dtype) if changed.dim() >= 2 else changed
+        return expression.evaluate(lambda name: self.sources[name].load())
 
     def _pack(
-        self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor, threads: int | None
+        self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor | KeptWeight, threads: int | None
     ) -> PackedWeight:
+        if isinstance(tensor, KeptWeight):
+            return self._keep(writer, name, value, tensor)
+        writer.add_origin(name, origin_of(expression_of(value), lambda parameter: self.sources[parameter].shape))
         plan = self.plans.get(name)
         role = plan.role if plan is not None else "other"
         shape = tuple(tensor.shape)
@@ -105,13 +133,39 @@ class WeightPacker:
         if plan is None or plan.scheme is None:
             stored = self._store_plain(writer, name, value, tensor)
             return PackedWeight(name, shape, role, str(stored), 0.0, tensor.numel())
-        weight = numpy_of(tensor if tensor.dtype in _IR_TYPES else tensor.to(torch.float32))
-        result = method_named(plan.method).quantize(name, weight, plan.scheme, threads=threads)
-        del tensor, weight
-        writer.add_quantized(name, result.tensor, method=plan.method)
-        dtype = ir.DataType(result.tensor.dtype)
-        self._insert_dequantize(name, value, result.tensor.attributes, dtype, result.tensor.zero_points is not None)
+        result = None if self.calibrated is None else self.calibrated.quantized(name)
+        if result is None:
+            weight = numpy_of(tensor if tensor.dtype in _IR_TYPES else tensor.to(torch.float32))
+            rounded = method_named("rtn").quantize(name, weight, plan.scheme, threads=threads)
+            result = CalibratedWeight(rounded.tensor, rounded.relative_error, None)
+            del weight
+        del tensor
+        weight_value = self._store_quantized(writer, name, value, result.tensor, plan.method)
+        if plan.scheme.activation is not None:
+            scale = None if result.input_range is None else result.input_range / plan.scheme.activation.largest
+            self.forms.quantize_inputs(weight_value, plan.scheme.activation, scale)
         return PackedWeight(name, shape, role, str(plan.scheme), result.relative_error, int(np.prod(shape)))
+
+    def _keep(self, writer: BundleWriter, name: str, value: ir.Value, kept: KeptWeight) -> PackedWeight:
+        """Store a weight that the checkpoint has quantized."""
+        candidate = self.candidates[name]
+        if kept.input_order is None:
+            origin = origin_of(expression_of(value), lambda parameter: self.sources[parameter].shape)
+        else:
+            origin = WeightOrigin((), ("Gather",))  # of columns, which rows of parameters do not describe
+            reorder_inputs(self.edit, value, kept.input_order)
+        writer.add_origin(name, origin)
+        self._store_quantized(writer, name, value, kept.tensor, candidate.method)
+        shape = kept.tensor.shape
+        return PackedWeight(name, shape, candidate.role, candidate.format, 0.0, int(np.prod(shape)))
+
+    def _store_quantized(
+        self, writer: BundleWriter, name: str, value: ir.Value, tensor: QuantizedTensor, method: str
+    ) -> ir.Value:
+        """Store a quantized weight, and return the value that the graph now reads it through."""
+        writer.add_quantized(name, tensor, method=method)
+        del value.meta[WEIGHT]
+        return self.forms.dequantize(value, tensor)
 
     def _store_plain(self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor) -> torch.dtype:
         """Store vectors as float32 and matrices in the dtype asked for; integers as they are."""
@@ -130,34 +184,8 @@ class WeightPacker:
         value.dtype = dtype
         del value.meta[WEIGHT]
         if wanted in (torch.float16, torch.bfloat16):
-            self._insert_before_users(value, "Cast", [value], {"to": ir.DataType.FLOAT.value})
+            self.forms.cast(value)
         return wanted
-
-    def _insert_dequantize(
-        self, name: str, value: ir.Value, attributes: Mapping[str, int], dtype: ir.DataType, has_zero_points: bool
-    ) -> None:
-        def beside(suffix: str) -> ir.Value:
-            companion = ir.Value(name=f"{name}.{suffix}")
-            self.graph.initializers[f"{name}.{suffix}"] = companion
-            return companion
-
-        inputs = [value, beside("scales"), *([beside("zero_points")] if has_zero_points else [])]
-        value.dtype = dtype
-        del value.meta[WEIGHT]
-        self._insert_before_users(
-            value, "DequantizeLinear", inputs, {**attributes, "output_dtype": ir.DataType.FLOAT.value}
-        )
-
-    def _insert_before_users(
-        self, value: ir.Value, op_type: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int]
-    ) -> None:
-        """Let all readers of a stored weight read it through one node."""
-        users = list(value.uses())
-        node = self.edit.node(op_type, list(inputs), attributes, shape=value.shape, stem=f"{value.name}.float")
-        node.name = node.outputs[0].name
-        self.graph.insert_before(min((u.node for u in users), key=self.places.__getitem__), [node])
-        for use in users:
-            use.node.replace_input_with(use.idx, node.outputs[0])
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -10,19 +10,33 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
 
+from inferencex.convert.calibrate.data import CalibrationOptions
+from inferencex.convert.calibrate.model_text import model_text
+from inferencex.convert.calibrate.result import CalibratedWeights
+from inferencex.convert.calibrate.self_text import Sampler
+from inferencex.convert.calibration_stage import CalibrationStage
 from inferencex.convert.capture import Captured, capture
 from inferencex.convert.context import beyond_declared, context_length, length_independent_up_to
+from inferencex.convert.held_out import held_out_fidelity, source_runner
+from inferencex.convert.keep_packed import (
+    Packing,
+    check_request,
+    dequantized,
+    find_packed,
+    refuse_requantized,
+    say_dequantized,
+)
 from inferencex.convert.pack import WeightPacker, parameters_read
 from inferencex.convert.passes import Optimized, optimize
 from inferencex.convert.passes.editing import static_dims
-from inferencex.convert.quantize import QuantizationScheme, TensorPlan, plan_quantization
+from inferencex.convert.quantize import QuantizationScheme, TensorPlan, parse_scheme, plan_quantization
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
 from inferencex.convert.side_files import check_side_files
@@ -55,10 +69,13 @@ class ConvertOptions:
     allow_pickle: bool = False
     random_weights: bool = False
     seed: int | None = None
+    dequantize: bool = False
     verify: bool = True
     verify_limit: float | None = None
     verify_tokens: int = 64
     threads: int | None = None
+    calibration: CalibrationOptions | None = None
+    work_dir: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that could only fail after much work; raises OptionError."""
@@ -73,6 +90,19 @@ class ConvertOptions:
                 raise OptionError(f"--verify-limit {self.verify_limit}: expected a number above 0")
             if not self.verify:
                 raise OptionError("--verify-limit means nothing with --no-verify; leave one of them out")
+        if self.calibration is not None and self.scheme.linear is None:
+            raise OptionError("--calibration means nothing with --quantization none; leave it out")
+        if self.work_dir is not None and self.calibration_options is None:
+            raise OptionError(
+                f"--work-dir keeps what calibration finishes, and --quantization {self.scheme.name} does not calibrate"
+            )
+
+    @property
+    def calibration_options(self) -> CalibrationOptions | None:
+        """What to calibrate on; None for a conversion that does not calibrate."""
+        if self.calibration is None and self.scheme.needs_calibration:
+            return CalibrationOptions()
+        return self.calibration
 
 
 class Observer(Protocol):
@@ -89,6 +119,19 @@ class Observer(Protocol):
     def note(self, text: str) -> None:
         """Something a user should read."""
         ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def stage(self, name: str) -> None:
+        """Begin a stage of the work."""
+
+    def advance(self, done: int, total: int, what: str) -> None:
+        """Units of it are finished."""
+
+    def note(self, text: str) -> None:
+        """A note that nobody reads."""
 
 
 @dataclass
@@ -126,6 +169,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
             random_weights=options.random_weights,
             seed=options.seed or 0,
         )
+        check_request(checkpoint, options.scheme, dequantize=options.dequantize)
         checkpoint = read_ahead(checkpoint)
         report.warnings.extend(checkpoint.warnings)
         check_side_files(checkpoint.files)
@@ -137,12 +181,17 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         report.graph = optimized
     with stages("plan"):
         sources = resolve_parameters(captured.module, checkpoint)
+        sources = dequantized(sources) if options.dequantize else sources
         report.source_bytes = checkpoint.nbytes
-        plans = plan_quantization(weight_roles(optimized.model), options.scheme)
+        roles = weight_roles(optimized.model)
+        plans = plan_quantization(roles, options.scheme)
+        packing = find_packed(optimized.model, roles, sources)
+        refuse_requantized(plans, packing)
         report.notes.extend(beyond_declared(checkpoint.config, max_model_len))
         report.notes.extend(_remarks(plans))
         report.warnings.extend(_unread(optimized.model, sources))
-        expected = _expected_bytes(optimized.model, plans, options)
+        report.warnings.extend(say_dequantized(packing.dequantized))
+        expected = _expected_bytes(optimized.model, plans, packing, options)
     for text in (*report.warnings, *report.notes):
         observer.note(text)
     source_path = checkpoint.directory if checkpoint.kind == "local" else None
@@ -156,22 +205,38 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         if options.verify:
             tokens = min(options.verify_tokens, max_model_len)
             check = stack.enter_context(verification(checkpoint, captured, sources, tokens=tokens))
+        calibrated = None
+        if options.calibration_options is not None:
+            with stages("calibrate"):
+                stage = _calibration_stage(optimized, plans, sources, checkpoint, captured, options)
+                calibrated = stack.enter_context(stage.run(_model_text(options), observer.advance))
+                report.layers = calibrated.weights.layers
+                report.calibration = calibrated.data.source
         with stages("quantize" if options.scheme.method != "none" else "pack"):
-            report.weights = _pack(writer, optimized.model, plans, sources, options, observer)
+            weights = None if calibrated is None else calibrated.weights
+            report.weights = _pack(writer, optimized.model, plans, sources, packing, weights, options, report, observer)
         with stages("write"):
             _strip_metadata(optimized.model)
             writer.write_graph(optimized.model)
             for name, path in checkpoint.files.items():
                 writer.add_side_file(name, path)
-            staged = writer.seal(_manifest(checkpoint, captured, optimized, options, max_model_len))
+            staged = writer.seal(_manifest(checkpoint, captured, optimized, options, report, max_model_len))
         if check is not None:
             with stages("verify"):
                 report.fidelity = check.check(staged, options.model_id, report, options.verify_limit)
+        if calibrated is not None and options.verify:
+            with stages("evaluate"):
+                report.held_out = held_out_fidelity(
+                    source_runner(captured, sources),
+                    staged,
+                    calibrated.data.held_out,
+                    progress=lambda done, total: observer.advance(done, total, "held-out windows"),
+                )
         report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
         report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
         )
-        writer.add_report(report.to_json(), report.to_markdown())
+        writer.add_report(report.to_json(), report.to_markdown(), report.to_plot())
         writer.commit()
     return report
 
@@ -232,9 +297,10 @@ def _unread(model: ir.Model, sources: dict[str, ParameterSource]) -> list[str]:
     return [f"{len(names)} parameters take no part in computing logits and are not stored: {shown}"]
 
 
-def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], options: ConvertOptions) -> int:
+def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], packing: Packing, options: ConvertOptions) -> int:
     itemsize = 4 if options.dtype in ("auto", "float32") else 2
     planned = {plan.name: plan.stored_bytes(itemsize) for plan in plans}
+    planned |= {name: candidate.nbytes for name, candidate in packing.candidates.items()}
     total = 0
     for name, value in model.graph.initializers.items():
         count = 1 if value.shape is None else math.prod(static_dims(value))
@@ -242,15 +308,53 @@ def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], options: Conve
     return total
 
 
+def _calibration_stage(
+    optimized: Optimized,
+    plans: Sequence[TensorPlan],
+    sources: dict[str, ParameterSource],
+    checkpoint: Checkpoint,
+    captured: Captured,
+    options: ConvertOptions,
+) -> CalibrationStage:
+    calibration = options.calibration_options
+    table = captured.module.get_input_embeddings().weight
+    assert calibration is not None and isinstance(table, torch.Tensor)
+    return CalibrationStage(
+        optimized.model,
+        plans,
+        sources,
+        checkpoint,
+        options.scheme.composition,
+        calibration,
+        table.shape[0],
+        options.output,
+        options.work_dir,
+        options.threads,
+    )
+
+
+def _model_text(options: ConvertOptions) -> Sampler:
+    """Return what lets the source model write text: a plain bundle of it, made when text is asked for."""
+
+    def plain_bundle(path: Path) -> None:
+        plain = parse_scheme("none")
+        convert(replace(options, output=path, scheme=plain, verify=False, calibration=None, work_dir=None), Silent())
+
+    return model_text(plain_bundle)
+
+
 def _pack(
     writer: BundleWriter,
     model: ir.Model,
     plans: Sequence[TensorPlan],
     sources: dict[str, ParameterSource],
+    packing: Packing,
+    calibrated: CalibratedWeights | None,
     options: ConvertOptions,
+    report: Report,
     observer: Observer,
 ) -> list[Any]:
-    packer = WeightPacker(model, plans, sources, DTYPES.get(options.dtype))
+    packer = WeightPacker(model, plans, sources, DTYPES.get(options.dtype), packing, calibrated)
     total = sum(1 for name in model.graph.initializers)
     done = 0
 
@@ -259,7 +363,11 @@ def _pack(
         done += 1
         observer.advance(done, total, name)
 
-    return packer.run(writer, progress, options.threads)
+    packed = packer.run(writer, progress, options.threads)
+    for text in say_dequantized(packer.dequantized):
+        report.warnings.append(text)
+        observer.note(text)
+    return packed
 
 
 def _strip_metadata(model: ir.Model) -> None:
@@ -279,7 +387,12 @@ def _strip_metadata(model: ir.Model) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, captured: Captured, optimized: Optimized, options: ConvertOptions, max_model_len: int
+    checkpoint: Checkpoint,
+    captured: Captured,
+    optimized: Optimized,
+    options: ConvertOptions,
+    report: Report,
+    max_model_len: int,
 ) -> Manifest:
     config = checkpoint.config
     architecture: dict[str, Any] = {
@@ -296,6 +409,10 @@ def _manifest(
     return Manifest(
         source=dict(checkpoint.provenance(hash_files=True)),
         architecture=architecture,
-        scheme={**options.scheme.to_json(), "dtype": options.dtype},
+        scheme={
+            **options.scheme.to_json(),
+            "dtype": options.dtype,
+            **({} if report.calibration is None else {"calibration": report.calibration}),
+        },
         tools=tools,
     )

@@ -8,13 +8,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from inferencex.convert.fidelity import Fidelity
+from inferencex.convert.held_out import HeldOutFidelity
+from inferencex.convert.layer_report import LayerReport, bits_per_weight, error_plot, layer_tables
 from inferencex.convert.pack import PackedWeight
 from inferencex.convert.passes import Optimized
+from inferencex.formats.bundle.layout import PLOT_FILE
 
 
 @dataclass
 class Report:
-    """Everything measured while a bundle was made; `seconds` by stage, sizes in bytes."""
+    """Everything measured while a bundle was made.
+
+    seconds:      wall time by stage
+    peak_memory, source_bytes, bundle_bytes:  in bytes
+    weights:      every stored weight
+    layers:       every weight that was quantized with calibration, in the order of the model
+    calibration:  the text that was used for it, as in `bundle.json`
+    fidelity:     the bundle against its source on a short text, always
+    held_out:     the same on text that calibration did not see
+    """
 
     model: str
     scheme: str
@@ -27,6 +39,9 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     graph: Optimized | None = None
     fidelity: Fidelity | None = None
+    layers: list[LayerReport] = field(default_factory=list)
+    calibration: dict[str, Any] | None = None
+    held_out: HeldOutFidelity | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -45,6 +60,10 @@ class Report:
             if graph is None
             else {"before": graph.ops_before, "after": graph.ops_after, "rewrites": graph.rewrites},
             "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
+            "layers": [asdict(layer) for layer in self.layers],
+            "bits_per_weight": bits_per_weight(self.layers) if self.layers else None,
+            "calibration": self.calibration,
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
         }
 
     def to_markdown(self) -> str:
@@ -53,6 +72,15 @@ class Report:
         lines += self._summary()
         if self.fidelity is not None:
             lines += ["", "## Against the source", "", *self._fidelity(self.fidelity)]
+        if self.held_out is not None:
+            lines += ["", "## On text held out from calibration", "", *_held_out(self.held_out)]
+        if self.calibration is not None:
+            lines += ["", "## Calibration", "", *_calibration(self.calibration)]
+        if self.layers:
+            lines += ["", "## Layers", ""]
+            if self.to_plot() is not None:
+                lines += [f"![relative output error by block]({PLOT_FILE})", ""]
+            lines += layer_tables(self.layers)
         lines += ["", "## Weights", "", *_formats(self.weights)]
         worst = sorted((w for w in self.weights if w.relative_error), key=lambda w: -w.relative_error)[:10]
         if worst:
@@ -70,6 +98,10 @@ class Report:
             if texts:
                 lines += ["", f"## {title}", "", *(f"- {text}" for text in texts)]
         return "\n".join(lines) + "\n"
+
+    def to_plot(self) -> str | None:
+        """Return the plot of the layers' errors as SVG, None when none was measured."""
+        return error_plot(self.layers, f"{self.model}, {self.scheme}")
 
     def _summary(self) -> list[str]:
         total = sum(self.seconds.values())
@@ -99,6 +131,27 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable")
+
+
+def _held_out(h: HeldOutFidelity) -> list[str]:
+    return [
+        f"Over {h.windows} windows of {h.length} tokens of the text that calibration was taken from, none of them used "
+        f"for it. The bundle ran on the backend `{h.backend}` with {h.activation_dtype} activations:",
+        "",
+        "| mean KL | p99 KL | same top-1 | perplexity of source | of bundle |",
+        "|---|---|---|---|---|",
+        f"| {h.mean_kl:.4g} | {h.p99_kl:.4g} | {h.same_top1:.1%} | {h.source_perplexity:.2f} "
+        f"| {h.bundle_perplexity:.2f} |",
+    ]
+
+
+def _calibration(source: Mapping[str, Any]) -> list[str]:
+    files = [f"`{file['name']}`" for file in source.get("files", ())]
+    return [
+        f"- text: {', '.join(files) if files else '`' + str(source.get('name')) + '`'} ({source.get('kind')})",
+        f"- samples: {source.get('samples')} of {source.get('length')} tokens, seed {source.get('seed')}",
+        f"- sha256 of the token ids: `{source.get('sha256')}`",
+    ]
 
 
 def _formats(weights: Sequence[PackedWeight]) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from inferencex.formats.errors import BundleError, SourceError
@@ -15,6 +16,17 @@ from inferencex.runtime.text.tokenizer import Tokenizer
 _ADVICE = "; convert the model again"  # what a runtime says, which is what is being done
 
 
+@contextmanager
+def side_file_folder(files: Mapping[str, Path]) -> Iterator[Path]:
+    """Yield a folder that has the side files as a bundle has them, wherever each of them lies now."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(path.resolve())
+        yield folder
+
+
 def check_side_files(files: Mapping[str, Path]) -> None:
     """Read the side files (name in the bundle -> where it is now) as `inferencex.runtime` will.
 
@@ -22,11 +34,7 @@ def check_side_files(files: Mapping[str, Path]) -> None:
     """
     if "tokenizer.json" not in files:
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for name, path in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(path.resolve())
+    with side_file_folder(files) as folder:
         try:
             ChatTemplate.load(folder, Tokenizer.load(folder))
             SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))

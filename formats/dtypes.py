@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from enum import IntEnum
 
-import ml_dtypes
 import numpy as np
 
 from inferencex.formats.errors import BundleError
@@ -53,17 +52,30 @@ class DataType(IntEnum):
     @property
     def bitwidth(self) -> int:
         """Bits of an element. Raises BundleError for UNDEFINED and STRING, which have no fixed size."""
-        return _BITWIDTHS.get(self) or 8 * self.numpy().itemsize
+        found = _BITWIDTHS.get(self)
+        if found is None:
+            found = _BITWIDTHS[self] = 8 * self.numpy().itemsize
+        return found
 
     def numpy(self) -> np.dtype[np.generic]:
         """Return the numpy type that holds one element, unpacked. Raises BundleError where there is none."""
         found = _NUMPY_TYPES.get(self)
+        if found is None and self in _ML_DTYPES:
+            import ml_dtypes
+
+            found = getattr(ml_dtypes, _ML_DTYPES[self])
         if found is None:
             raise BundleError(f"elements of type {self.name} are no numbers; a tensor of a bundle cannot have them")
         return np.dtype(found)
 
 
 _BITWIDTHS: dict[DataType, int] = {
+    DataType.BFLOAT16: 16,
+    DataType.FLOAT8E4M3FN: 8,
+    DataType.FLOAT8E4M3FNUZ: 8,
+    DataType.FLOAT8E5M2: 8,
+    DataType.FLOAT8E5M2FNUZ: 8,
+    DataType.FLOAT8E8M0: 8,
     DataType.UINT4: 4,
     DataType.INT4: 4,
     DataType.FLOAT4E2M1: 4,
@@ -88,19 +100,23 @@ _NUMPY_TYPES: dict[DataType, type[np.generic]] = {
     DataType.UINT64: np.uint64,
     DataType.COMPLEX64: np.complex64,
     DataType.COMPLEX128: np.complex128,
-    DataType.BFLOAT16: ml_dtypes.bfloat16,
-    DataType.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
-    DataType.FLOAT8E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
-    DataType.FLOAT8E5M2: ml_dtypes.float8_e5m2,
-    DataType.FLOAT8E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
-    DataType.UINT4: ml_dtypes.uint4,
-    DataType.INT4: ml_dtypes.int4,
-    DataType.FLOAT4E2M1: ml_dtypes.float4_e2m1fn,
-    DataType.FLOAT8E8M0: ml_dtypes.float8_e8m0fnu,
-    DataType.UINT2: ml_dtypes.uint2,
-    DataType.INT2: ml_dtypes.int2,
-    DataType.FLOAT6E2M3: ml_dtypes.float6_e2m3fn,
-    DataType.FLOAT6E3M2: ml_dtypes.float6_e3m2fn,
+}
+
+# Those that numpy lacks, by their names in the package ml_dtypes, which is imported when one of them is met.
+_ML_DTYPES: dict[DataType, str] = {
+    DataType.BFLOAT16: "bfloat16",
+    DataType.FLOAT8E4M3FN: "float8_e4m3fn",
+    DataType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    DataType.FLOAT8E5M2: "float8_e5m2",
+    DataType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    DataType.UINT4: "uint4",
+    DataType.INT4: "int4",
+    DataType.FLOAT4E2M1: "float4_e2m1fn",
+    DataType.FLOAT8E8M0: "float8_e8m0fnu",
+    DataType.UINT2: "uint2",
+    DataType.INT2: "int2",
+    DataType.FLOAT6E2M3: "float6_e2m3fn",
+    DataType.FLOAT6E3M2: "float6_e3m2fn",
 }
 
 _SAFETENSORS_CODES: dict[DataType, str] = {
@@ -121,6 +137,8 @@ _SAFETENSORS_CODES: dict[DataType, str] = {
     DataType.BOOL: "BOOL",
     DataType.INT4: "U8",
     DataType.UINT4: "U8",
+    DataType.FLOAT4E2M1: "U8",
+    DataType.FLOAT8E8M0: "F8_E8M0",
 }
 
 CODE_ITEMSIZES: dict[str, int] = {
@@ -129,9 +147,12 @@ CODE_ITEMSIZES: dict[str, int] = {
 """Bytes per element of every safetensors code that a bundle may use."""
 
 
+_PACKED = frozenset(dtype for dtype, bits in _BITWIDTHS.items() if bits < 8)
+
+
 def is_packed(dtype: DataType) -> bool:
     """Whether elements are smaller than a byte, and therefore stored packed and flat."""
-    return dtype.bitwidth < 8
+    return dtype in _PACKED
 
 
 def safetensors_code(dtype: DataType) -> str:

@@ -27,6 +27,10 @@ class BundleError(InferenceXError):
     """A bundle is incomplete, damaged, or made by a version that cannot be read."""
 
 
+class ExportError(InferenceXError):
+    """A bundle holds something that the format it is to be exported to cannot say."""
+
+
 class FidelityError(InferenceXError):
     """A written bundle does not compute what its source computes."""
 

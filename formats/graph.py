@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
+from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import BundleError
 
@@ -21,6 +21,37 @@ Dimension: TypeAlias = int | str | None
 """A size, the name of one that is known only when the graph runs, or nothing."""
 
 _MOST_SHOWN = 80
+_PLAIN_TYPES: dict[int, np.dtype[np.generic]] = {
+    int(dtype): dtype.numpy().newbyteorder("<")
+    for dtype in (
+        DataType.FLOAT,
+        DataType.DOUBLE,
+        DataType.FLOAT16,
+        DataType.INT64,
+        DataType.INT32,
+        DataType.INT8,
+        DataType.UINT8,
+        DataType.BOOL,
+    )
+}
+_SINGLE_ATTRIBUTES = {
+    onnx.AttributeProto.FLOAT: "f",
+    onnx.AttributeProto.INT: "i",
+    onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    onnx.AttributeProto.GRAPH: "g",
+    onnx.AttributeProto.TYPE_PROTO: "tp",
+}
+_ATTRIBUTE_FIELDS = _SINGLE_ATTRIBUTES | {
+    onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints",
+    onnx.AttributeProto.STRINGS: "strings",
+    onnx.AttributeProto.TENSORS: "tensors",
+    onnx.AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    onnx.AttributeProto.GRAPHS: "graphs",
+    onnx.AttributeProto.TYPE_PROTOS: "type_protos",
+}
 
 
 @dataclass(eq=False)
@@ -200,10 +231,22 @@ def to_array(tensor: onnx.TensorProto) -> NDArray[Any]:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise BundleError(f"the constant {tensor.name[:_MOST_SHOWN]!r} lies outside of the graph, and may not")
     try:
-        array: NDArray[Any] = onnx.numpy_helper.to_array(tensor)
+        array = _plain_array(tensor)
+        if array is None:
+            from onnx import numpy_helper  # here, for constants of a bundle seldom need it
+
+            array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:
         raise BundleError(f"the constant {tensor.name[:_MOST_SHOWN]!r} cannot be read: {error}") from error
     return array
+
+
+def _plain_array(tensor: onnx.TensorProto) -> NDArray[Any] | None:
+    """Return the elements of a tensor of whole bytes, which lie there as numpy has them; None for any other."""
+    dtype = _PLAIN_TYPES.get(tensor.data_type)
+    if dtype is None or not tensor.HasField("raw_data") or tensor.HasField("segment"):
+        return None
+    return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
 
 
 def _node(
@@ -227,12 +270,15 @@ def _node(
 def _attribute(proto: onnx.AttributeProto, node: str) -> Any:
     if proto.ref_attr_name or proto.type == onnx.AttributeProto.UNDEFINED:
         raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has no value")
-    value = onnx.helper.get_attribute_value(proto)
+    field = _ATTRIBUTE_FIELDS.get(proto.type)
+    if field is None:
+        raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has an unknown type")
+    value = getattr(proto, field)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if proto.type == onnx.AttributeProto.STRINGS:
         return [item.decode("utf-8", "replace") for item in value]
-    return list(value) if proto.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
+    return value if proto.type in _SINGLE_ATTRIBUTES else list(value)
 
 
 def _initializer(tensor: onnx.TensorProto) -> Value:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,42 +17,16 @@ from rich.table import Table
 from inferencex.cli.console import DebugOption, run_app, stderr_console
 from inferencex.formats.errors import OptionError
 from inferencex.runtime.backends import select_backend
-from inferencex.runtime.backends.base import BackendOptions, Executable, StepBatch
+from inferencex.runtime.backends.base import Executable
+from inferencex.runtime.backends.divergence import (
+    Divergence,
+    log_softmax,
+    whole_sequence_logits,
+    whole_sequence_options,
+)
 from inferencex.runtime.text import Tokenizer
 
 app = typer.Typer(add_completion=False)
-
-_BLOCK_SIZE = 16
-
-
-@dataclass
-class Comparison:
-    """Differences over all tokens compared; KL(reference || bundle) in nats per token, one entry per token."""
-
-    bundle: str
-    divergences: list[float] = field(default_factory=list)
-    same_top1: int = 0
-    log_likelihood: float = 0.0
-    predicted: int = 0
-
-    def add(self, log_p: NDArray[np.float64], log_q: NDArray[np.float64], token_ids: Sequence[int]) -> None:
-        """Take in one window: log probabilities `[T, vocab]` of the reference and of the bundle."""
-        self.divergences.extend(np.maximum((np.exp(log_p) * (log_p - log_q)).sum(-1), 0.0).tolist())
-        self.same_top1 += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
-        after = np.asarray(token_ids[1:])
-        self.log_likelihood += float(log_q[np.arange(len(after)), after].sum())
-        self.predicted += len(after)
-
-    def summary(self) -> Summary:
-        """Return the figures."""
-        return Summary(
-            bundle=self.bundle,
-            tokens=len(self.divergences),
-            mean_kl=float(np.mean(self.divergences)),
-            p99_kl=float(np.quantile(self.divergences, 0.99)),
-            same_top1=self.same_top1 / len(self.divergences),
-            perplexity=math.exp(-self.log_likelihood / max(self.predicted, 1)),
-        )
 
 
 @dataclass(frozen=True)
@@ -70,24 +43,7 @@ class Summary:
 
 def log_probabilities(executable: Executable, token_ids: Sequence[int]) -> NDArray[np.float64]:
     """Run one sequence alone and return its log probabilities, float64 `[T, vocab]`."""
-    tokens = len(token_ids)
-
-    def int32(values: object) -> NDArray[np.int32]:
-        return np.asarray(values, dtype=np.int32)
-
-    batch = StepBatch(
-        token_ids=int32(token_ids),
-        positions=int32(range(tokens)),
-        sequence_offsets=int32([0, tokens]),
-        context_lengths=int32([tokens]),
-        block_tables=int32([range(-(-tokens // _BLOCK_SIZE))]),
-        logit_rows=int32(range(tokens)),
-        prompt_lengths=int32([tokens] * tokens),
-    )
-    logits = executable.step(batch).astype(np.float64, copy=True)
-    logits -= logits.max(-1, keepdims=True)
-    result: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return result
+    return log_softmax(whole_sequence_logits(executable, token_ids))
 
 
 def windows_of(token_ids: Sequence[int], length: int, count: int) -> Iterator[Sequence[int]]:
@@ -120,25 +76,24 @@ def compare(
         raise OptionError(
             f"the text has {len(token_ids)} tokens, less than one window of {length}; give --length or --text"
         )
-    asked = BackendOptions(
-        num_blocks=-(-length // _BLOCK_SIZE),
-        block_size=_BLOCK_SIZE,
-        max_num_batched_tokens=length,
-        activation_dtype=activation_dtype,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    exact = replace(asked, activation_dtype="float32", kv_cache_dtype="float32")
+    asked = whole_sequence_options(length, activation_dtype, kv_cache_dtype)
+    exact = whole_sequence_options(length, "float32", "float32")
     executables = [
         select_backend(backend, path).compile(path, options)
         for path, options in zip(paths, [exact, *[asked] * len(bundles)], strict=True)
     ]
-    comparisons = [Comparison(str(path)) for path in paths]
+    divergences = [Divergence() for _ in paths]
     for window in windows_of(token_ids, length, windows):
-        log_p = log_probabilities(executables[0], window)
-        comparisons[0].add(log_p, log_p, window)
-        for executable, comparison in zip(executables[1:], comparisons[1:], strict=True):
-            comparison.add(log_p, log_probabilities(executable, window), window)
-    return [comparison.summary() for comparison in comparisons]
+        wanted = whole_sequence_logits(executables[0], window).copy()
+        divergences[0].add(wanted, wanted, window)
+        for executable, divergence in zip(executables[1:], divergences[1:], strict=True):
+            divergence.add(wanted, whole_sequence_logits(executable, window), window)
+    return [_summary(path, divergence) for path, divergence in zip(paths, divergences, strict=True)]
+
+
+def _summary(path: Path, divergence: Divergence) -> Summary:
+    figures = divergence.summary()
+    return Summary(str(path), figures.tokens, figures.mean_kl, figures.p99_kl, figures.same_top1, figures.perplexity)
 
 
 def builtin_text() -> str:

@@ -6,11 +6,11 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from inferencex.formats.errors import BackendError, BundleError, OptionError, RequestError
+from inferencex.runtime.aside import Once
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
 from inferencex.runtime.engine.engine import Engine
@@ -45,6 +45,7 @@ class LLM:
     pin:                    keep each thread on a core of its own
     activation_dtype:       how linears with INT4 and INT8 weights read activations: "auto", "int8" or "float32"
     kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
+    load_tokenizer:         False: leave the tokenizer alone, and serve token ids as a bundle without one does
 
     A bundle without tokenizer.json serves prompts of token ids: `tokenizer` is None, outputs carry token ids and
     empty texts, and texts, chats and stop strings raise RequestError.
@@ -71,6 +72,7 @@ class LLM:
         pin: bool = False,
         activation_dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        load_tokenizer: bool = True,
     ) -> None:
         folder = Path(bundle)
         if not folder.is_dir():
@@ -95,12 +97,15 @@ class LLM:
                 raise OptionError(f"{option}={value}; at least 1 is needed")
         if not isinstance(pin, bool):
             raise OptionError(f"pin={pin!r}; expected True or False")
+        if not isinstance(load_tokenizer, bool):
+            raise OptionError(f"load_tokenizer={load_tokenizer!r}; expected True or False")
         if threads is not None and threads > MAX_THREADS:
             raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
         self._folder = folder
         self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
         self.backend = select_backend(backend, folder) if isinstance(backend, str) else backend
+        loading = Once(lambda: _load_tokenizer(folder) if load_tokenizer else None)
         backend_options = BackendOptions(
             num_blocks=num_kv_blocks,
             block_size=block_size,
@@ -112,11 +117,10 @@ class LLM:
             activation_dtype=activation_dtype,
             kv_cache_dtype=kv_cache_dtype,
             pin=pin,
+            meanwhile=loading.result,
         )
-        with ThreadPoolExecutor(max_workers=1) as aside:  # neither needs the other, and both take a while
-            loading = aside.submit(_load_tokenizer, folder)
-            executable = self.backend.compile(folder, backend_options)
-            self.tokenizer = loading.result()
+        executable = self.backend.compile(folder, backend_options)
+        self.tokenizer = loading.result()
         self.chat_template = (
             ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
         )

@@ -49,14 +49,14 @@ def write_gguf(checkpoint: Path, destination: Path) -> None:
             part = name.split(".")[-2]
             if part in heads:
                 value = _interleaved(value, heads[part])
-            writer.add_tensor(_gguf_name(name), value if value.ndim == 1 else value.astype(np.float16))
+            writer.add_tensor(gguf_name(name), value if value.ndim == 1 else value.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
     if name in _OTHERS:
         return _OTHERS[name]
     _, _, layer, inner = name.split(".", 3)

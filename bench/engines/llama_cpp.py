@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ class LlamaCpp:
     settings = "low-level API, flash attention, batches of 512 tokens, KV float16, a KV stream for each sequence"
 
     def version(self) -> str:
+        from importlib.metadata import version
+
         import llama_cpp
 
         info = llama_cpp.llama_print_system_info().decode()

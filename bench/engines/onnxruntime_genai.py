@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,17 @@ class OnnxRuntimeGenAi:
     settings = "the builder's defaults for a CPU (activations int8), head pruned to the last row, batch generator"
 
     def version(self) -> str:
+        from importlib.metadata import version
+
         import onnxruntime  # noqa: F401
         import onnxruntime_genai  # noqa: F401
 
         return f"onnxruntime-genai {version('onnxruntime-genai')}, onnxruntime {version('onnxruntime')}"
 
     def prepare(self, checkpoint: Path, folder: Path) -> None:
+        import shutil
+        import subprocess
+
         scratch = folder / "scratch"
         options = ["-i", str(checkpoint), "-o", str(folder), "-p", "int4", "-e", "cpu", "-c", str(scratch)]
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *options]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ class OpenVino:
     settings = "ContinuousBatchingPipeline, 512 tokens a step, the plug-in's defaults (KV int8, activations int8)"
 
     def version(self) -> str:
+        from importlib.metadata import version
+
         import nncf  # noqa: F401
         import openvino_genai  # noqa: F401
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from bench.engines.base import Capacity, Prompts
@@ -29,11 +26,16 @@ class InferenceX:
         return f"LLM with backend {_backend()!r} and defaults, prefix caching off"
 
     def version(self) -> str:
+        from importlib.metadata import version
+
         import inferencex.runtime  # noqa: F401
 
         return f"inferencex {version('inferencex')}"
 
     def prepare(self, checkpoint: Path, folder: Path) -> None:
+        import shutil
+        import subprocess
+
         options = ["--quantization", "rtn-int4", "--group-size", str(GROUP_SIZE), "--embedding", "int8", "--no-verify"]
         command = [sys.executable, "-c", "from inferencex.convert.cli import main; main()"]
         subprocess.run([*command, "--model-id", checkpoint, "--output", folder / _BUNDLE, *options], check=True)

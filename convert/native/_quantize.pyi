@@ -37,4 +37,20 @@ def quantize(
     threads: int,
     instruction_set: str = "",
 ) -> None: ...
+def quantize_to_floats(
+    weights: NDArray[Any],
+    element: str,
+    group_size: int,
+    number: str,
+    scale_kind: str,
+    tensor_scale: float,
+    search: bool,
+    importance: NDArray[np.float32],
+    values: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    errors: NDArray[np.float64],
+    norms: NDArray[np.float64],
+    threads: int,
+    instruction_set: str = "",
+) -> None: ...
 def instruction_sets() -> list[str]: ...

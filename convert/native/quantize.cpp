@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -81,7 +82,7 @@ void for_blocks(const Weights &weights, int threads, const std::function<void(in
     run(scratch[0].get());
 }
 
-Weights checked_weights(const WeightArray &array, const std::string &element, int64_t group_size, int bits) {
+Weights checked_weights(const WeightArray &array, const std::string &element, int64_t group_size) {
     Weights weights{array.data(), Element::float32, static_cast<int64_t>(array.shape(0)),
                     static_cast<int64_t>(array.shape(1)), group_size};
     if (element == "float16") weights.element = Element::float16;
@@ -91,15 +92,19 @@ Weights checked_weights(const WeightArray &array, const std::string &element, in
     if (weights.element == Element::float32 ? !is_float : !is_word)
         throw std::invalid_argument("the weights' elements are not " + element);
     if (group_size < 1) throw std::invalid_argument("the group size must be positive");
-    if (bits != 4 && bits != 8) throw std::invalid_argument("only 4 and 8 bits are supported");
     // A group larger than a row would only make the scratch memory larger.
     weights.group_size = std::min(group_size, std::max<int64_t>(weights.channels, 1));
     return weights;
 }
 
+void check_bits(int bits) {
+    if (bits != 3 && bits != 4 && bits != 8) throw std::invalid_argument("only 3, 4 and 8 bits are supported");
+}
+
 Scan scan(const WeightArray &array, const std::string &element, int64_t group_size, int bits, bool symmetric,
           int threads, const std::string &instruction_set) {
-    const Weights weights = checked_weights(array, element, group_size, bits);
+    const Weights weights = checked_weights(array, element, group_size);
+    check_bits(bits);
     const Options options{bits, symmetric, false, false};
     const Kernels &kernels = kernels_for(instruction_set);
     const int64_t blocks = (weights.rows + kRowsPerBlock - 1) / kRowsPerBlock;
@@ -125,10 +130,11 @@ void quantize(const WeightArray &array, const std::string &element, int64_t grou
               bool half_scales, bool search, const ImportanceArray &importance, ByteArray &values, ScaleArray &scales,
               ByteArray &zero_points, RowArray &errors, RowArray &norms, int threads,
               const std::string &instruction_set) {
-    const Weights weights = checked_weights(array, element, group_size, bits);
+    const Weights weights = checked_weights(array, element, group_size);
+    check_bits(bits);
     const Options options{bits, symmetric, half_scales, search};
     const int64_t groups = group_count(weights), matrices = static_cast<int64_t>(importance.shape(0));
-    const auto bytes = [bits](int64_t count) { return static_cast<size_t>((count * bits + 7) / 8); };
+    const auto bytes = [bits](int64_t count) { return static_cast<size_t>(bits == 4 ? (count + 1) / 2 : count); };
     const auto rows = static_cast<size_t>(weights.rows);
     require(values.shape(0) == bytes(weights.rows * weights.channels), "values have the wrong size");
     require(scales.shape(0) == rows && scales.shape(1) == static_cast<size_t>(groups), "scales have the wrong shape");
@@ -142,6 +148,38 @@ void quantize(const WeightArray &array, const std::string &element, int64_t grou
     nb::gil_scoped_release release;
     for_blocks(weights, threads, [&](int64_t begin, int64_t end, float *scratch) {
         kernels.quantize(weights, options, importances, matrices, output, begin, end, scratch);
+    });
+}
+
+void quantize_to_floats(const WeightArray &array, const std::string &element, int64_t group_size,
+                        const std::string &number, const std::string &scale_kind, float tensor_scale, bool search,
+                        const ImportanceArray &importance, ByteArray &values, ScaleArray &scales, RowArray &errors,
+                        RowArray &norms, int threads, const std::string &instruction_set) {
+    const Weights weights = checked_weights(array, element, group_size);
+    FloatOptions options{FloatNumber::e4m3, ScaleKind::float32, tensor_scale, search};
+    if (number == "e2m1") options.number = FloatNumber::e2m1;
+    else if (number != "e4m3") throw std::invalid_argument("unknown number " + number);
+    if (scale_kind == "float16") options.scales = ScaleKind::float16;
+    else if (scale_kind == "e4m3") options.scales = ScaleKind::e4m3;
+    else if (scale_kind == "power_of_two") options.scales = ScaleKind::power_of_two;
+    else if (scale_kind != "float32") throw std::invalid_argument("unknown type of scales " + scale_kind);
+    int exponent;
+    require(std::frexp(tensor_scale, &exponent) == 0.5f, "the tensor's scale is not a power of two");
+    const int64_t groups = group_count(weights), matrices = static_cast<int64_t>(importance.shape(0));
+    const auto rows = static_cast<size_t>(weights.rows);
+    const int64_t count = weights.rows * weights.channels;
+    const int64_t bytes = options.number == FloatNumber::e2m1 ? (count + 1) / 2 : count;
+    require(values.shape(0) == static_cast<size_t>(bytes), "values have the wrong size");
+    require(scales.shape(0) == rows && scales.shape(1) == static_cast<size_t>(groups), "scales have the wrong shape");
+    require(errors.shape(0) == rows && norms.shape(0) == rows, "errors and norms need one entry for each row");
+    require(importance.shape(1) == array.shape(1), "importances and weights differ in their input channels");
+    require(matrices == 0 || weights.rows % matrices == 0, "the rows are not shared evenly by the importances");
+    const Output output{values.data(), scales.data(), nullptr, errors.data(), norms.data()};
+    const float *importances = matrices == 0 ? nullptr : importance.data();
+    const Kernels &kernels = kernels_for(instruction_set);
+    nb::gil_scoped_release release;
+    for_blocks(weights, threads, [&](int64_t begin, int64_t end, float *scratch) {
+        kernels.quantize_to_floats(weights, options, importances, matrices, output, begin, end, scratch);
     });
 }
 
@@ -166,6 +204,9 @@ NB_MODULE(_quantize, module) {
                "instruction_set"_a = "");
     module.def("quantize", &q::quantize, "weights"_a, "element"_a, "group_size"_a, "bits"_a, "symmetric"_a,
                "half_scales"_a, "search"_a, "importance"_a, "values"_a, "scales"_a, "zero_points"_a, "errors"_a,
+               "norms"_a, "threads"_a, "instruction_set"_a = "");
+    module.def("quantize_to_floats", &q::quantize_to_floats, "weights"_a, "element"_a, "group_size"_a, "number"_a,
+               "scale_kind"_a, "tensor_scale"_a, "search"_a, "importance"_a, "values"_a, "scales"_a, "errors"_a,
                "norms"_a, "threads"_a, "instruction_set"_a = "");
     module.def("instruction_sets", &q::instruction_sets);
 }

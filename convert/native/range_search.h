@@ -32,16 +32,26 @@ static inline int64_t group_count(const Weights &weights) {
 }
 
 struct Options {
-    int bits;          // 4 or 8
+    int bits;          // 3, 4 or 8
     bool symmetric;    // no zero point
     bool half_scales;  // scales are rounded to float16; the caller knows that they fit
     bool search;       // otherwise the full range
 };
 
+enum class FloatNumber { e4m3, e2m1 };
+enum class ScaleKind { float32, float16, e4m3, power_of_two };
+
+struct FloatOptions {
+    FloatNumber number;
+    ScaleKind scales;    // how they are stored; the caller knows that the full range's fit
+    float tensor_scale;  // a power of two; scales are multiples of it for ScaleKind::e4m3
+    bool search;         // otherwise the full range
+};
+
 struct Output {
-    uint8_t *values;       // bits per element, row-major, zeroed by the caller
+    uint8_t *values;       // row-major, zeroed by the caller: 4 bits an element, 8 if it has 8 or 3 bits
     float *scales;         // [rows, groups]
-    uint8_t *zero_points;  // bits per group, row-major, zeroed by the caller; unused when symmetric
+    uint8_t *zero_points;  // of integers, one a group, like the values; unused when symmetric
     double *errors;        // [rows] squared error, importance not counted
     double *norms;         // [rows] squared norm of the weights
 };
@@ -61,6 +71,8 @@ struct Kernels {
     Scan (*scan)(const Weights &, const Options &, int64_t begin, int64_t end, float *scratch);
     void (*quantize)(const Weights &, const Options &, const float *importance, int64_t matrices, const Output &,
                      int64_t begin, int64_t end, float *scratch);
+    void (*quantize_to_floats)(const Weights &, const FloatOptions &, const float *importance, int64_t matrices,
+                               const Output &, int64_t begin, int64_t end, float *scratch);
 };
 
 extern const Kernels kernels_baseline;

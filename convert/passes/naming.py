@@ -10,6 +10,7 @@ import onnx_ir as ir
 from inferencex.convert.passes.editing import is_weight
 from inferencex.formats.dialect.schemas import DOMAIN
 
+_KINDS = ("rope_table", "rope_frequencies")  # constants that say what they are
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -38,7 +39,7 @@ def name_values(model: ir.Model) -> None:
         if is_weight(value):
             continue
         del graph.initializers[name]
-        kind = "rope_table" if name.startswith("rope_table") else "constant"
+        kind = next((kind for kind in _KINDS if name.startswith(kind)), "constant")
         value.name = f"{kind}.{counters[kind]}"
         counters[kind] += 1
         if value.const_value is not None:

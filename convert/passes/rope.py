@@ -11,6 +11,7 @@ Where angles also depend on the prompt's length (`longrope`, `dynamic`), they st
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from inferencex.convert.passes.editing import Editor, attribute, constant_of, dims, drop_dead, is_weight
+from inferencex.convert.passes.rope_angles import find_angles, mark_table
 from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.operators import OPERATORS
@@ -311,16 +313,44 @@ class _RopeFusion:
 
     # --- writing it --------------------------------------------------------------------------------------------
 
-    def _table(self, angles: _Angles, width: int) -> ir.Value:
-        """Return the initializer `[max_positions, width / 2]` of an angle's cosines or sines."""
+    def _tables(self, fit: _Fit) -> list[ir.Value]:
+        """Return the initializers `[max_positions, width / 2]` of cosines and sines."""
+        # The cosine of position 0 is the factor that scaled frequencies (YaRN) have in front of both tables.
+        factor = float(self._rows(fit.cos, fit.width)[0, 0])
+        return [
+            self._table("Cos", fit.cos, fit.width, factor),
+            self._table("Sin", fit.sin, fit.width, factor),
+        ]
+
+    def _table(self, function: Literal["Cos", "Sin"], angles: _Angles, width: int, factor: float) -> ir.Value:
         key = (angles.value.name, angles.step, width)
         if key not in self.tables:
-            if self.full is None:
-                self.full = self.positions.evaluate(torch.arange(self.max_positions))
-            columns = self.full[str(angles.value.name)].reshape(self.max_positions, -1)
-            table = columns[:, 0 : width // 2 * angles.step : angles.step].to(torch.float32).contiguous().numpy()
-            self.tables[key] = self.edit.constant(np.ascontiguousarray(table), stem="rope_table")
+            rows = self._rows(angles, width)
+            self.tables[key] = self.edit.constant(np.ascontiguousarray(rows.numpy()), stem="rope_table")
+            mark_table(self.tables[key], find_angles(function, rows, factor, self._arguments(function)))
         return self.tables[key]
+
+    def _rows(self, angles: _Angles, width: int) -> Tensor:
+        """Return an angle's cosines or sines for every position, float32 `[max_positions, width / 2]`."""
+        columns = self._evaluated()[str(angles.value.name)].reshape(self.max_positions, -1)
+        return columns[:, 0 : width // 2 * angles.step : angles.step].to(torch.float32).contiguous()
+
+    def _arguments(self, function: str) -> list[Tensor]:
+        """Return what the graph takes cosines or sines of, for every position, float32 `[max_positions, m]`."""
+        names = [
+            str(node.inputs[0].name) for node in self.positions.nodes if node.op_type == function and node.inputs[0]
+        ]
+        values = [self._evaluated()[name] for name in dict.fromkeys(names)]
+        return [
+            value.reshape(self.max_positions, -1)
+            for value in values
+            if value.dtype == torch.float32 and value.numel() % self.max_positions == 0
+        ]
+
+    def _evaluated(self) -> dict[str, Tensor]:
+        if self.full is None:
+            self.full = self.positions.evaluate(torch.arange(self.max_positions))
+        return self.full
 
     def _computed(self, angles: _Angles, width: int) -> ir.Value:
         """Return a value `[1, T, width / 2]` of angles that stay computed in the graph."""
@@ -363,7 +393,7 @@ class _RopeFusion:
         if by_length:
             inputs = [value, self._computed(fit.cos, fit.width), self._computed(fit.sin, fit.width)]
         else:
-            inputs = [value, self._table(fit.cos, fit.width), self._table(fit.sin, fit.width), self._row()]
+            inputs = [value, *self._tables(fit), self._row()]
         value = add(
             "RotaryEmbedding",
             list(inputs),

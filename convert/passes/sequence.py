@@ -20,6 +20,7 @@ from inferencex.convert.passes.position_tables import check_position_tables
 from inferencex.convert.passes.projections import merge_projections
 from inferencex.convert.passes.residual import fuse_residual_norms
 from inferencex.convert.passes.rope import fuse_rope
+from inferencex.convert.passes.rope_angles import store_angles
 from inferencex.convert.passes.rows import gather_rows_early
 from inferencex.convert.passes.shapes import infer_shapes
 from inferencex.convert.passes.simplify import simplify
@@ -83,6 +84,7 @@ def optimize(captured: Captured, *, max_positions: int) -> Optimized:
         ("gather rows early", gather_rows_early),
         ("remove no-ops", remove_no_ops),
         ("fold constants", simplify),
+        ("tables of angles", store_angles),
         ("name values", name_values),
     ]
     for name, run in passes:

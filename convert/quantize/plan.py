@@ -70,7 +70,8 @@ class TensorPlan:
             return size * plain_itemsize
         groups = size // max(self.shape[-1], 1) * group_count(self.shape[-1], self.scheme.group_size)
         zero_points = 0 if self.scheme.symmetric else (groups * self.scheme.bits + 7) // 8
-        return (size * self.scheme.bits + 7) // 8 + 4 * groups + zero_points
+        tensor_scale = 4 if self.scheme.type == "nvfp4" else 0
+        return (size * self.scheme.bits + 7) // 8 + self.scheme.scale_bytes * groups + zero_points + tensor_scale
 
     def __str__(self) -> str:
         return f"{self.name} {list(self.shape)}: {self.scheme or 'plain'} ({self.reason})"
@@ -121,6 +122,10 @@ def _plan(weight: WeightInfo, tied: Sequence[WeightInfo], scheme: QuantizationSc
             f"exclude it (--exclude {weight.name!r})"
         )
     fitted, note = _fit(wanted, weight)
+    if weight.role == "experts" and fitted.activation is not None:
+        # Between an expert's two linears nothing of the graph could quantize; half of the inputs would make no format.
+        fitted = replace(fitted, activation=None)
+        note += "; weights only: what an expert's second linear reads is inside of an operator"
     # An embedding is looked up, not multiplied: it has no inputs that a calibrated method could learn from.
     method = "rtn" if weight.role == "embedding" else scheme.weight_method
     return TensorPlan(weight.name, weight.shape, weight.role, fitted, method, reason + note, weight.name)

@@ -1,22 +1,18 @@
-"""Round to nearest: each group of weights gets the range that loses least, and every weight the nearest integer."""
+"""Round to nearest: each group of weights gets the range that loses least, and every weight the nearest number."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.convert.native import _quantize
 from inferencex.convert.quantize.base import Calibration, QuantizedWeight, register
+from inferencex.convert.quantize.floats import quantize_to_floats
+from inferencex.convert.quantize.rows import LARGEST_HALF, SMALLEST_NORMAL_HALF, Rows, importance_rows
 from inferencex.convert.quantize.scheme import TensorScheme
-from inferencex.formats.errors import QuantizationError
-from inferencex.formats.packing import PER_CHANNEL, QuantizedTensor, group_count
-
-_SMALLEST_NORMAL_HALF = 2.0**-14
-_LARGEST_HALF = 65504.0
+from inferencex.formats.packing import PER_CHANNEL, QuantizedTensor, pack_bits
 
 
 def quantize_weight(
@@ -40,52 +36,49 @@ def quantize_weight(
 
     Raises QuantizationError for weights or importances that are not finite, and for shapes that do not fit.
     """
-    if weight.ndim < 2 or weight.size == 0:
-        raise QuantizationError(f"{name}: shape {list(weight.shape)} cannot be quantized, expected [..., N, K]")
-    if scheme.group_size == PER_CHANNEL and weight.ndim != 2:
-        raise QuantizationError(
-            f"{name}: shape {list(weight.shape)} cannot be quantized per channel, only matrices can"
-        )
-    channels = weight.shape[-1]
-    rows = weight.size // channels
-    group_size = channels if scheme.group_size == PER_CHANNEL else scheme.group_size
-    groups = group_count(channels, group_size)
-    element, data = _elements(name, weight)
-    data = data.reshape(rows, channels)
-    workers = threads if threads is not None else len(os.sched_getaffinity(0))
-    scan = _quantize.scan(data, element, group_size, scheme.bits, scheme.symmetric, workers)
-    if scan.first_bad >= 0:
-        index = tuple(int(i) for i in np.unravel_index(scan.first_bad, weight.shape))
-        raise QuantizationError(f"{name}: the weight at {list(index)} is {weight[index]}; the checkpoint is damaged")
-    half = scan.smallest_scale >= _SMALLEST_NORMAL_HALF and scan.largest_scale <= _LARGEST_HALF
-    value_bytes = (weight.size * scheme.bits + 7) // 8
-    values = np.zeros(value_bytes, dtype=np.uint8)
+    if scheme.number != "int":
+        return quantize_to_floats(name, weight, scheme, importance=importance, search=search, threads=threads)
+    source = Rows.of(name, weight, scheme.group_size, threads)
+    rows, groups = source.shape
+    scan = source.scan(scheme.bits, scheme.symmetric)
+    half = scan.smallest_scale >= SMALLEST_NORMAL_HALF and scan.largest_scale <= LARGEST_HALF
+    # The native code packs 4 bits, and leaves a byte to every integer of other sizes.
+    nibbles = scheme.bits == 4
+
+    def places(count: int) -> int:
+        return (count + 1) // 2 if nibbles else count
+
+    values = np.zeros(places(weight.size), dtype=np.uint8)
     scales = np.empty((rows, groups), dtype=np.float32)
-    zero_points = np.zeros(0 if scheme.symmetric else (rows * groups * scheme.bits + 7) // 8, dtype=np.uint8)
+    zero_points = np.zeros(0 if scheme.symmetric else places(rows * groups), dtype=np.uint8)
     errors, norms = np.empty(rows), np.empty(rows)
     _quantize.quantize(
-        data,
-        element,
-        group_size,
+        source.data,
+        source.element,
+        source.group_size,
         scheme.bits,
         scheme.symmetric,
         half,
         search,
-        _importance(name, importance, weight.shape),
+        importance_rows(name, importance, weight.shape),
         values,
         scales,
         zero_points,
         errors,
         norms,
-        workers,
+        source.threads,
     )
     scale_shape = weight.shape[:-1] if scheme.group_size == PER_CHANNEL else (*weight.shape[:-1], groups)
+
+    def stored(integers: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        if scheme.bits == 8:
+            return integers.view(np.int8).reshape(shape)
+        return integers if nibbles else pack_bits(integers, scheme.bits)
+
     tensor = QuantizedTensor(
-        values=values if scheme.bits == 4 else values.view(np.int8).reshape(weight.shape),
+        values=stored(values, weight.shape),
         scales=(scales.astype(np.float16) if half else scales).reshape(scale_shape),
-        zero_points=None
-        if scheme.symmetric
-        else (zero_points if scheme.bits == 4 else zero_points.view(np.int8).reshape(scale_shape)),
+        zero_points=None if scheme.symmetric else stored(zero_points, scale_shape),
         bits=scheme.bits,
         group_size=scheme.group_size,
         symmetric=scheme.symmetric,
@@ -94,39 +87,14 @@ def quantize_weight(
     return QuantizedWeight(tensor, float(errors.sum()), float(norms.sum()))
 
 
-def _elements(name: str, weight: NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    """Return the element type's name, and the weight in a form the native module can read without copying."""
-    contiguous = np.require(weight, requirements=["C", "A"])
-    if weight.dtype == np.float32:
-        return "float32", contiguous
-    if weight.dtype == np.float16:
-        return "float16", contiguous.view(np.uint16)
-    if weight.dtype == ml_dtypes.bfloat16:
-        return "bfloat16", contiguous.view(np.uint16)
-    raise QuantizationError(f"{name}: weights of type {weight.dtype}, expected float32, float16 or bfloat16")
-
-
-def _importance(name: str, importance: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return the importance as `[matrices, K]`, with no rows when there is none."""
-    channels = shape[-1]
-    if importance is None:
-        return np.empty((0, channels), dtype=np.float32)
-    if importance.shape not in ((channels,), (*shape[:-2], channels)):
-        raise QuantizationError(
-            f"{name}: importance of shape {list(importance.shape)} does not fit the weight {list(shape)}, "
-            f"expected {[channels]} or {[*shape[:-2], channels]}"
-        )
-    if not np.isfinite(importance).all() or (importance < 0).any():
-        raise QuantizationError(f"{name}: importances must be finite and not negative")
-    return np.ascontiguousarray(importance.reshape(-1, channels), dtype=np.float32)
-
-
 class RoundToNearest:
     """Round to nearest, range by squared-error search; needs no calibration and uses it when there is one."""
 
     name = "rtn"
-    types: tuple[str, ...] = ("int4", "int8")
+    types: tuple[str, ...] = ("int3", "int4", "int8", "fp8", "nvfp4", "mxfp4")
     needs_calibration = False
+    needs_gram = False
+    needs_gram = False
 
     def quantize(
         self,

@@ -1,6 +1,7 @@
 """What `--quantization` and its companion options mean; the one place where their grammar is read.
 
-`--quantization` is `none`, or `METHOD-TYPE[-gN]`: `rtn-int8`, `rtn-int4`, `rtn-int4-g128`.
+`--quantization` is `none`, `METHOD-TYPE[-gN]`: `rtn-int8`, `rtn-int4`, `rtn-int4-g128`, or one of the names that stand
+for a method, a type and what happens to activations: `fp8`, `fp8-weight`, `int8-dynamic`, `nvfp4`, `mxfp4`.
 """
 
 from __future__ import annotations
@@ -8,50 +9,110 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from inferencex.convert.quantize.base import available_methods
+from inferencex.convert.quantize.composition import Composition, compositions
 from inferencex.formats.errors import OptionError
-from inferencex.formats.packing import PER_CHANNEL
+from inferencex.formats.packing import PER_CHANNEL, Number
 
 PLAIN: Final = "none"
 """The precision that leaves a weight as it is."""
 
 _NAME = re.compile(r"(?P<method>[a-z][a-z0-9]*(?:\+[a-z][a-z0-9]*)*)-(?P<type>[a-z0-9]+)(?:-g(?P<group>\d{1,9}))?")
+_NAME_WITH_GROUP = re.compile(r"(?P<name>[a-z0-9-]+?)(?:-g(?P<group>\d{1,9}))?")
 _PRECISION = re.compile(r"(?P<type>[a-z0-9]+)(?:-g(?P<group>\d{1,9}))?")
 
 
 @dataclass(frozen=True)
-class _IntegerType:
+class _WeightType:
+    """What a type is where nothing else is said; `fixed` types have no other group size or symmetry."""
+
     bits: int
     group_size: int
     symmetric: bool
+    number: Number = "int"
+    fixed: bool = False
 
 
 _TYPES: Final = {
-    "int4": _IntegerType(bits=4, group_size=64, symmetric=False),
-    "int8": _IntegerType(bits=8, group_size=PER_CHANNEL, symmetric=True),
+    "int3": _WeightType(bits=3, group_size=64, symmetric=False),
+    "int4": _WeightType(bits=4, group_size=64, symmetric=False),
+    "int8": _WeightType(bits=8, group_size=PER_CHANNEL, symmetric=True),
+    "fp8": _WeightType(bits=8, group_size=PER_CHANNEL, symmetric=True, number="e4m3"),
+    "nvfp4": _WeightType(bits=4, group_size=16, symmetric=True, number="e2m1", fixed=True),
+    "mxfp4": _WeightType(bits=4, group_size=32, symmetric=True, number="e2m1", fixed=True),
 }
 
 
 @dataclass(frozen=True)
+class ActivationScheme:
+    """How the inputs of a linear are quantized: to INT8 or FP8 (E4M3).
+
+    static: with one scale, found by calibration; else every token with a scale of its own, found when it comes
+    """
+
+    type: Literal["int8", "fp8"]
+    static: bool = False
+
+    @property
+    def largest(self) -> float:
+        """The largest number of the type: 127, or 448 (E4M3)."""
+        return 127.0 if self.type == "int8" else 448.0
+
+    def __str__(self) -> str:
+        return f"{self.type} activations, {'static' if self.static else 'dynamic per token'}"
+
+
+@dataclass(frozen=True)
 class TensorScheme:
-    """How one weight is stored: integer type, input channels to a scale, and whether zero is in the middle."""
+    """How one weight is stored: type, input channels to a scale, and whether zero is in the middle.
+
+    activation: how the inputs it is multiplied with are quantized; None leaves that to the backend
+    """
 
     type: str
     group_size: int
     symmetric: bool
+    activation: ActivationScheme | None = None
 
     @property
     def bits(self) -> int:
-        """Bits of an integer."""
+        """Bits of a value."""
         return _TYPES[self.type].bits
+
+    @property
+    def number(self) -> Number:
+        """What a value is."""
+        return _TYPES[self.type].number
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale, at most."""
+        return 1 if self.number == "e2m1" else 4
 
     def __str__(self) -> str:
         groups = "per channel" if self.group_size == PER_CHANNEL else f"groups of {self.group_size}"
-        return f"{self.type}, {groups}, {'symmetric' if self.symmetric else 'asymmetric'}"
+        kind = f", {'symmetric' if self.symmetric else 'asymmetric'}" if self.number == "int" else ""
+        activation = f", {self.activation}" if self.activation is not None else ""
+        return f"{self.type}, {groups}{kind}{activation}"
 
+
+@dataclass(frozen=True)
+class _NamedScheme:
+    method: str
+    type: str
+    activation: ActivationScheme | None = None
+
+
+_NAMED: Final = {
+    "int4": _NamedScheme("awq+gptq", "int4"),
+    "fp8": _NamedScheme("rtn", "fp8", ActivationScheme("fp8")),
+    "fp8-weight": _NamedScheme("rtn", "fp8"),
+    "int8-dynamic": _NamedScheme("rtn", "int8", ActivationScheme("int8")),
+    "nvfp4": _NamedScheme("rtn", "nvfp4"),
+    "mxfp4": _NamedScheme("rtn", "mxfp4"),
+}
 
 Precision = TensorScheme | Literal["none"] | None
 """What was said about a head or an embedding: a scheme, `PLAIN`, or nothing."""
@@ -81,6 +142,17 @@ class QuantizationScheme:
         """The method that quantizes weights which have no calibrated one: heads and embeddings beside plain linears."""
         return "rtn" if self.method == PLAIN else self.method
 
+    @property
+    def composition(self) -> Composition:
+        """The steps of the method; those of rounding to nearest where linears stay plain."""
+        return compositions()[self.weight_method]
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether quantizing takes knowledge of what the linears read."""
+        static = self.linear is not None and self.linear.activation is not None and self.linear.activation.static
+        return self.linear is not None and (static or self.composition.needs_calibration)
+
     def to_json(self) -> dict[str, Any]:
         """Return the scheme in the form that `bundle.json` keeps."""
 
@@ -99,7 +171,8 @@ class QuantizationScheme:
 
 def available_schemes() -> list[str]:
     """Return every name that `--quantization` takes, without group sizes."""
-    return [PLAIN, *(f"{name}-{kind}" for name, method in available_methods().items() for kind in method.types)]
+    composed = (f"{name}-{kind}" for name, method in compositions().items() for kind in method.types)
+    return [PLAIN, *composed, *_NAMED]
 
 
 def parse_scheme(
@@ -110,12 +183,15 @@ def parse_scheme(
     lm_head: str | None = None,
     embedding: str | None = None,
     exclude: Iterable[str] = (),
+    static_activations: bool = False,
 ) -> QuantizationScheme:
     """Read the quantization options; None stands for an option that was not given.
 
-    `group_size` is a positive number, or -1 for one scale to an output channel. Defaults: int4 in groups of 64,
-    asymmetric; int8 per channel, symmetric. `lm_head` and `embedding` take `none` or `TYPE[-gN]`, and what such a
-    precision leaves open is taken from the linears when the type is the same. Raises OptionError.
+    `group_size` is a positive number, or -1 for one scale to an output channel. Defaults: int3 and int4 in groups of
+    64, asymmetric; int8 per channel, symmetric; fp8 per channel; nvfp4 and mxfp4 have groups of 16 and 32, always.
+    `lm_head` and `embedding` take `none` or `TYPE[-gN]`, and what such a precision leaves open is taken from the
+    linears when the type is the same; their inputs are never quantized by the graph. With `static_activations` the
+    activations of schemes that quantize them get one scale a tensor, which takes calibration. Raises OptionError.
     """
     patterns = tuple(exclude)
     if name == PLAIN:
@@ -126,15 +202,21 @@ def parse_scheme(
         ]
         if given:
             raise OptionError(f"{' and '.join(given)} mean nothing with --quantization none; leave them out")
+        if static_activations:
+            raise OptionError("--quantization none quantizes no activations; static ones need a scheme that does")
         linear, method, full_name = None, PLAIN, PLAIN
     else:
-        method, kind, group = _split(name)
+        method, kind, group, activation = _split(name)
         if group is not None and group_size is not None and group != group_size:
             raise OptionError(
                 f"--quantization {name} says groups of {group}, --group-size says {group_size}; give one of them"
             )
         linear = _tensor_scheme(kind, group if group is not None else group_size, symmetric, f"--quantization {name}")
-        full_name = f"{method}-{kind}" + ("" if linear.group_size == PER_CHANNEL else f"-g{linear.group_size}")
+        linear = _with_activation(linear, activation, static_activations, name)
+        base = name.removesuffix(f"-g{group}")
+        full_name = base if base in _NAMED else f"{method}-{kind}"
+        if linear.group_size != PER_CHANNEL and not _TYPES[kind].fixed:
+            full_name = f"{full_name}-g{linear.group_size}"
     return QuantizationScheme(
         name=full_name,
         method=method,
@@ -145,14 +227,37 @@ def parse_scheme(
     )
 
 
-def _split(name: str) -> tuple[str, str, int | None]:
-    """Return method, type and group size of `METHOD-TYPE[-gN]`."""
+def _with_activation(
+    linear: TensorScheme, activation: ActivationScheme | None, static: bool, name: str
+) -> TensorScheme:
+    """Add what happens to activations, which go with weights that have one scale a channel."""
+    if activation is None:
+        if static:
+            raise OptionError(f"--quantization {name} does not quantize activations; static ones need one that does")
+        return linear
+    if activation.type == "int8" and linear.group_size != PER_CHANNEL:
+        raise OptionError(
+            f"--quantization {name}: INT8 activations with a scale a token go with weights that have a scale a "
+            f"channel, not groups of {linear.group_size}; leave the group size out"
+        )
+    if activation.type == "int8" and not linear.symmetric:
+        raise OptionError(f"--quantization {name} has symmetric weights only; leave --asymmetric out")
+    return replace(linear, activation=replace(activation, static=static))
+
+
+def _split(name: str) -> tuple[str, str, int | None, ActivationScheme | None]:
+    """Return method, type, group size and activations of a scheme's name."""
+    named = _NAME_WITH_GROUP.fullmatch(name)
+    if named is not None and named["name"] in _NAMED:
+        scheme = _NAMED[named["name"]]
+        return scheme.method, scheme.type, int(named["group"]) if named["group"] else None, scheme.activation
     schemes = available_schemes()
     match = _NAME.fullmatch(name)
     base = f"{match['method']}-{match['type']}" if match else name
     if match is None or base not in schemes:
         raise OptionError(f"--quantization {name!r} is not one of {', '.join(schemes)}{_suggestion(base, schemes)}")
-    return match["method"], match["type"], int(match["group"]) if match["group"] else None
+    activation = ActivationScheme("int8") if compositions()[match["method"]].quantizes_inputs else None
+    return match["method"], match["type"], int(match["group"]) if match["group"] else None, activation
 
 
 def _precision(option: str, text: str | None, linear: TensorScheme | None) -> Precision:
@@ -175,6 +280,10 @@ def _precision(option: str, text: str | None, linear: TensorScheme | None) -> Pr
 def _tensor_scheme(kind: str, group_size: int | None, symmetric: bool | None, where: str) -> TensorScheme:
     defaults = _TYPES[kind]
     group = defaults.group_size if group_size is None else group_size
+    if defaults.fixed and group != defaults.group_size:
+        raise OptionError(f"{where}: {kind} has groups of {defaults.group_size}, always; leave the group size out")
+    if symmetric is False and defaults.number != "int":
+        raise OptionError(f"{where}: {kind} has no zero points; leave --asymmetric out")
     if group != PER_CHANNEL and group < 1:
         raise OptionError(f"{where}: group size {group} is neither positive nor {PER_CHANNEL} (one scale per channel)")
     return TensorScheme(kind, group, defaults.symmetric if symmetric is None else symmetric)

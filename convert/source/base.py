@@ -94,6 +94,7 @@ class Checkpoint:
     trust_remote_code:  whether the checkpoint's own Python code may run; to be handed to every loader
     directory:          folder that `AutoModel` and `AutoTokenizer` can load config and tokenizer from
     seed:               of the random weights of kind "random"
+    packed:             the method that its weights are quantized with already, or None
     warnings:           what a user should be told about this source, one sentence each
     """
 
@@ -109,6 +110,7 @@ class Checkpoint:
     directory: Path
     seed: int = 0
     warnings: Sequence[str] = ()
+    packed: str | None = None
     # Keeps a temporary `directory` alive exactly as long as the checkpoint.
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
@@ -133,4 +135,6 @@ class Checkpoint:
         facts: dict[str, object] = {"id": identity, "kind": self.kind, "revision": self.revision, "files": files}
         if self.kind == "random":
             facts["seed"] = self.seed
+        if self.packed is not None:
+            facts["quantized"] = self.packed
         return facts

@@ -12,6 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from inferencex.convert.source.base import Checkpoint, Kind, TensorHandle, WeightFile
+from inferencex.convert.source.packed.collect import Collected, PackedFormat, collect_packed, packed_format
+from inferencex.convert.source.packed.settings import KEYS
 from inferencex.convert.source.pickle_file import read_pickle
 from inferencex.convert.source.safetensors_file import parse_object, read_safetensors
 from inferencex.convert.source.scratch import Scratch
@@ -81,10 +83,15 @@ def open_directory(
 
     Raises SourceError naming the file at fault; all headers are checked before this returns.
     """
-    config_dict, config = read_config(directory, name=name, trust_remote_code=trust_remote_code)
+    config_dict, config, packing = read_config(directory, name=name, trust_remote_code=trust_remote_code)
     weights = NO_WEIGHTS if random_weights else read_weights(directory, allow_pickle=allow_pickle)
+    collected = Collected({})
+    if not random_weights:
+        collected = collect_packed(weights.tensors, packing, str(directory / "config.json"))
     files = side_files(directory, with_code=trust_remote_code)
-    warnings = []
+    warnings = list(collected.warnings)
+    if random_weights and packing is not None:
+        warnings.append(f"{name} is quantized ({packing.method}); the weights that are made up for it are plain")
     scratch: Scratch | None = None
     if not any(candidate in files for candidate in TOKENIZER_FILES):
         warnings.append(f"{name} has no tokenizer ({', '.join(TOKENIZER_FILES)}): its bundle takes token ids, not text")
@@ -101,22 +108,25 @@ def open_directory(
         revision=revision,
         config=config,
         config_dict=config_dict,
-        tensors=weights.tensors,
+        tensors=collected.tensors,
         files=files,
         weight_files=weights.files,
         trust_remote_code=trust_remote_code,
         directory=directory,
         seed=seed,
         warnings=tuple(warnings),
+        packed=collected.method,
         scratch=scratch,
     )
 
 
-def read_config(directory: Path, *, name: str, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
-    """Read config.json, as written and as a transformers configuration.
+def read_config(
+    directory: Path, *, name: str, trust_remote_code: bool
+) -> tuple[dict[str, Any], PreTrainedConfig, PackedFormat | None]:
+    """Read config.json: as written, as the transformers configuration of the plain model, and how it is quantized.
 
-    Raises SourceError when it is missing or damaged, describes a quantized checkpoint, or needs Python code
-    of its own while `trust_remote_code` is off.
+    Raises SourceError when it is missing or damaged, describes weights that are quantized in a way that is not read,
+    or needs Python code of its own while `trust_remote_code` is off.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -124,7 +134,7 @@ def read_config(directory: Path, *, name: str, trust_remote_code: bool) -> tuple
             f"{path}: not found; a checkpoint directory needs a config.json (found: {_listing(directory)})"
         )
     config_dict = parse_object(path.read_bytes(), str(path))
-    refuse_quantized(config_dict, str(path))
+    packing = packed_format(config_dict, str(path))
     model_type = config_dict.get("model_type")
     native = model_type in CONFIG_MAPPING
     if "auto_map" in config_dict and not native and not trust_remote_code:
@@ -138,22 +148,17 @@ def read_config(directory: Path, *, name: str, trust_remote_code: bool) -> tuple
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except CONFIG_ERRORS as error:
         raise SourceError(f"{path}: transformers cannot make a configuration of it ({error})") from error
-    return config_dict, config
+    remove_quantization(config)
+    return config_dict, config, packing
 
 
-def refuse_quantized(config_dict: Mapping[str, Any], where: str) -> None:
-    """Raise SourceError if the configuration says that the weights are already quantized."""
-    for key in ("quantization_config", "compression_config"):
-        settings = config_dict.get(key)
-        if settings:
-            method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-            raise SourceError(
-                f"{where}: the checkpoint is already quantized ({key}, method {method!r}); quantized sources are not "
-                "supported yet: start from the original float checkpoint"
-            )
-    text_config = config_dict.get("text_config")
-    if isinstance(text_config, dict):
-        refuse_quantized(text_config, where)
+def remove_quantization(config: PreTrainedConfig) -> None:
+    """Take out of a configuration, in place, that the weights are quantized: the model is built with plain layers."""
+    parts = (getattr(config, name, None) for name in config.sub_configs)
+    for part in (config, *(part for part in parts if part is not None)):
+        for key in KEYS:
+            if hasattr(part, key):
+                delattr(part, key)
 
 
 def read_weights(directory: Path, *, allow_pickle: bool) -> Weights:

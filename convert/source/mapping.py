@@ -29,6 +29,8 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from inferencex.convert.source.base import Checkpoint, TensorHandle
 from inferencex.convert.source.gguf_mapping import gguf_parameters
+from inferencex.convert.source.packed.base import PackedHandle
+from inferencex.convert.source.packed.stacking import stacked
 from inferencex.convert.source.parameter import ParameterSource, direct, has_values
 from inferencex.convert.source.random_weights import random_parameters
 from inferencex.formats.errors import SourceError
@@ -82,7 +84,8 @@ def _match(model: PreTrainedModel, checkpoint: Checkpoint, transforms: Sequence[
             target, pattern = rename_source_key(name, [], [], model.base_model_prefix, expected)
         handle = checkpoint.tensors[name]
         if target not in expected:
-            unexpected.append(target)
+            if not _is_empty_bias(checkpoint, name):
+                unexpected.append(target)
         elif pattern is not None:
             conversion = conversions.setdefault(target, _Conversion(model, by_pattern[pattern], target, {}))
             conversion.inputs.setdefault(pattern, []).append(handle)
@@ -120,7 +123,7 @@ class _Conversion:
         if len(dtypes) > 1:
             raise SourceError(f"parameter {self.first_target!r} joins tensors of different types {dtypes}: {names[:4]}")
         shapes = self._run({pattern: [_meta(handle) for handle in group] for pattern, group in self.inputs.items()})
-        return [
+        plain = [
             ParameterSource(
                 target,
                 tuple(value.shape),
@@ -133,6 +136,19 @@ class _Conversion:
             )
             for target, value in shapes.items()
         ]
+        groups = [[handle for handle in group if isinstance(handle, PackedHandle)] for group in self.inputs.values()]
+        if len(plain) == 1 and self._joins_matrices() and sum(map(len, groups)) == len(handles):
+            return [stacked(plain[0], groups)]
+        return plain
+
+    def _joins_matrices(self) -> bool:
+        """Whether matrix `i` of the outcome is the `i`-th tensors of the lists, one below the other."""
+        first, *rest = self.converter.operations
+        return (
+            isinstance(first, MergeModulelist)
+            and first.dim == 0
+            and (not rest or (len(rest) == 1 and isinstance(rest[0], Concatenate) and rest[0].dim == 1))
+        )
 
     def _stacks_rows(self) -> bool:
         """Whether row `i` of the outcome is made of the `i`-th tensor of each list alone."""
@@ -165,6 +181,13 @@ class _Conversion:
                 f"({', '.join(names[:4])}, ...): {error}"
             ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def _is_empty_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a tensor is the bias of zeros that some programs give to every layer that they quantize."""
+    module, _, part = name.rpartition(".")
+    is_packed = isinstance(checkpoint.tensors.get(f"{module}.weight"), PackedHandle)
+    return part == "bias" and is_packed and not bool(checkpoint.tensors[name].load().any())
 
 
 def _meta(handle: TensorHandle) -> torch.Tensor:

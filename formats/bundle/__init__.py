@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from inferencex.formats.bundle.manifest import FileRecord, Manifest, TensorQuantization
 from inferencex.formats.bundle.reader import Bundle
 from inferencex.formats.bundle.shards import StoredTensor
-from inferencex.formats.bundle.staging import check_destination, check_disk_space
 
 if TYPE_CHECKING:
+    from inferencex.formats.bundle.staging import check_destination as check_destination
+    from inferencex.formats.bundle.staging import check_disk_space as check_disk_space
     from inferencex.formats.bundle.writer import BundleWriter as BundleWriter
 
 __all__ = [
@@ -24,10 +26,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the writer when it is asked for: it brings onnx-ir, which reading a bundle does without."""
-    if name != "BundleWriter":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from inferencex.formats.bundle.writer import BundleWriter
+_HOMES = {"BundleWriter": "writer", "check_destination": "staging", "check_disk_space": "staging"}
 
-    return BundleWriter
+
+def __getattr__(name: str) -> Any:
+    """Import what writes when it is asked for: it brings onnx-ir, which reading a bundle does without."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

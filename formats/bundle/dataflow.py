@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import onnx
-
+from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BundleError
 

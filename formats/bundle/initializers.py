@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import onnx
-
+from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.bundle.header import HeaderEntry
 from inferencex.formats.bundle.layout import GRAPH_FILE, MAX_ELEMENTS, MAX_RANK, check_file_name
 from inferencex.formats.bundle.shards import StoredTensor
@@ -15,14 +14,27 @@ from inferencex.formats.dtypes import DataType, safetensors_code, storage_nbytes
 from inferencex.formats.errors import BundleError
 
 _MAX_DEPTH = 16
+_DIALECT = "inferencex"  # the domain of formats.dialect, whose import takes longer than opening a bundle
 _WEIGHT_TYPES = frozenset(DataType) - {DataType.UNDEFINED, DataType.STRING}
 
 
 @dataclass(frozen=True)
-class QuantizedUse:
-    """A DequantizeLinear of the graph whose integers, scales and zero points are initializers.
+class UnpackedBits:
+    """What an UnpackBits makes of a stream of bits."""
 
-    `gathered` says that it sees rows of them, as an embedding does.
+    shape: tuple[int, ...]
+    bits: int
+    is_signed: bool
+
+
+@dataclass(frozen=True)
+class QuantizedUse:
+    """A DequantizeLinear of the graph whose values, scales and zero points are initializers, or made of such.
+
+    values, zero_points: may be streams of bits, which an UnpackBits expands to the shape and number of bits that
+                         `unpacked` and `unpacked_zero_points` say
+    scales:              may be quantized themselves, with `tensor_scale` as their one scale
+    gathered:            it sees rows of them, as an embedding does
     """
 
     node: str
@@ -32,6 +44,9 @@ class QuantizedUse:
     axis: int
     block_size: int
     gathered: bool
+    unpacked: UnpackedBits | None = None
+    unpacked_zero_points: UnpackedBits | None = None
+    tensor_scale: str | None = None
 
 
 def check_names(model: onnx.ModelProto) -> None:
@@ -40,18 +55,19 @@ def check_names(model: onnx.ModelProto) -> None:
     Raises BundleError.
     """
     for graph in _graphs(model.graph):
-        texts: list[object] = [text for tensor in graph.initializer for text in _texts_of(tensor)]
-        texts += [value.name for value in (*graph.input, *graph.output)]
+        texts: list[str] = [value.name for value in (*graph.input, *graph.output)]
+        for tensor in graph.initializer:
+            texts.append(tensor.name)
+            for item in tensor.external_data:
+                texts += (item.key, item.value)
         for node in graph.node:
-            texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
             texts += [attribute.name for attribute in node.attribute]
-        for text in texts:
-            if not isinstance(text, str):
-                raise BundleError(f"{GRAPH_FILE}: the name {text!r} is not valid UTF-8; the file is damaged")
-
-
-def _texts_of(tensor: onnx.TensorProto) -> list[str]:
-    return [tensor.name, *(text for item in tensor.external_data for text in (item.key, item.value))]
+        try:
+            "".join(texts)  # looks at the types of thousands of them at once
+        except TypeError:
+            text = next(text for text in texts if not isinstance(text, str))
+            raise BundleError(f"{GRAPH_FILE}: the name {text!r} is not valid UTF-8; the file is damaged") from None
 
 
 def match_initializers(
@@ -172,25 +188,67 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def quantized_uses(model: onnx.ModelProto) -> list[QuantizedUse]:
-    """Return every DequantizeLinear whose inputs come from initializers, directly or through a Gather of rows."""
+    """Return every DequantizeLinear whose inputs come from initializers: directly, unpacked, or by a Gather of rows."""
     uses: list[QuantizedUse] = []
     names = {tensor.name for tensor in _tensors(model)}
     for graph in _graphs(model.graph):
-        gathered = {
-            node.output[0]: node.input[0]
-            for node in graph.node
-            if node.op_type == "Gather" and not node.domain and node.input and node.output
-        }
+        gathered: dict[str, str] = {}
+        streams: dict[str, tuple[str, UnpackedBits]] = {}
+        scaled: dict[str, tuple[str, str]] = {}
+        for node in graph.node:
+            if not node.input or not node.output:
+                continue
+            if node.op_type == "Gather" and not node.domain:
+                gathered[node.output[0]] = node.input[0]
+            elif node.op_type == "UnpackBits" and node.domain == _DIALECT:
+                streams[node.output[0]] = node.input[0], _unpacked(node)
+            elif _has_one_scale(node) and set(node.input) <= names:
+                scaled[node.output[0]] = node.input[0], node.input[1]
+        scales_of_others = {name for node in graph.node for name in node.input[1:2] if name in scaled}
         for node in graph.node:
             if node.op_type != "DequantizeLinear" or node.domain or len(node.input) < 2:
                 continue
+            if node.output and node.output[0] in scales_of_others:
+                continue
             inputs = [gathered.get(name, name) for name in node.input]
+            unpacked = [streams[name][1] if name in streams else None for name in inputs]
+            inputs = [streams[name][0] if name in streams else name for name in inputs]
+            tensor_scale = scaled[inputs[1]][1] if inputs[1] in scaled else None
+            inputs[1] = scaled[inputs[1]][0] if tensor_scale is not None else inputs[1]
             if not set(inputs[:2]) <= names:
                 continue
             integers = {item.name: item.i for item in node.attribute}
-            zero_points = inputs[2] if len(inputs) > 2 and inputs[2] else None
-            label = node.name or node.output[0]
-            axis, block_size = integers.get("axis", 1), integers.get("block_size", 0)
-            is_gathered = inputs[0] != node.input[0]
-            uses.append(QuantizedUse(label, inputs[0], inputs[1], zero_points, axis, block_size, is_gathered))
+            has_zero_points = len(inputs) > 2 and inputs[2] != ""
+            uses.append(
+                QuantizedUse(
+                    node=node.name or node.output[0],
+                    values=inputs[0],
+                    scales=inputs[1],
+                    zero_points=inputs[2] if has_zero_points else None,
+                    axis=integers.get("axis", 1),
+                    block_size=integers.get("block_size", 0),
+                    gathered=node.input[0] in gathered,
+                    unpacked=unpacked[0],
+                    unpacked_zero_points=unpacked[2] if has_zero_points else None,
+                    tensor_scale=tensor_scale,
+                )
+            )
     return uses
+
+
+def _has_one_scale(node: onnx.NodeProto) -> bool:
+    """Whether a node dequantizes as scales are that have a scale themselves."""
+    is_dequantize = node.op_type == "DequantizeLinear" and not node.domain
+    return is_dequantize and len(node.input) == 2 and all(item.name != "block_size" for item in node.attribute)
+
+
+def _unpacked(node: onnx.NodeProto) -> UnpackedBits:
+    integers = {item.name: item.i for item in node.attribute}
+    shape = next((tuple(item.ints) for item in node.attribute if item.name == "shape"), ())
+    bits = integers.get("bits", 0)
+    where = f"{GRAPH_FILE}: node {(node.name or node.output[0])[:80]!r}"
+    if not 1 <= bits <= 8:
+        raise BundleError(f"{where}: {bits} bits, expected 1 to 8")
+    if len(shape) > MAX_RANK or any(not 0 <= size <= MAX_ELEMENTS for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        raise BundleError(f"{where}: shape {list(shape)[:MAX_RANK]} is not one a tensor can have")
+    return UnpackedBits(shape, bits, bool(integers.get("signed", 0)))

@@ -9,12 +9,13 @@ from inferencex.formats.errors import BundleError
 FORMAT_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 GRAPH_FILE = "model.onnx"
-REPORT_FILES = ("report.json", "report.md")
+PLOT_FILE = "report.svg"
+REPORT_FILES = ("report.json", "report.md", PLOT_FILE)
 
 MAX_SHARD_SIZE = 4 << 30
 """Bytes of a weight file; only a single tensor that is larger than this makes a larger file."""
 
-HEADER_RESERVE = 256 << 10
+HEADER_RESERVE = 64 << 10
 """Bytes kept for the header of a weight file, which is known only once its tensors are written.
 
 The rest of it is filled with spaces, as safetensors allows, so a shard's data starts on a page.

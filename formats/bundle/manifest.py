@@ -16,7 +16,9 @@ from inferencex.formats.bundle.layout import (
     MAX_RANK,
     check_file_name,
 )
+from inferencex.formats.bundle.origins import WeightOrigin, parse_origins
 from inferencex.formats.errors import BundleError
+from inferencex.formats.packing import NUMBER_BITS, Number
 
 JsonObject = dict[str, Any]
 
@@ -34,7 +36,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class TensorQuantization:
-    """How one quantized tensor is stored. `scales` and `zero_points` name the tensors beside it."""
+    """How one quantized tensor is stored, see `packing.QuantizedTensor`.
+
+    `scales`, `zero_points` and `tensor_scale` name the tensors beside it.
+    """
 
     bits: int
     group_size: int
@@ -43,6 +48,8 @@ class TensorQuantization:
     scales: str
     zero_points: str | None
     method: str
+    number: Number = "int"
+    tensor_scale: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ class Manifest:
     scheme:        the quantization asked for, free-form JSON
     quantization:  every quantized tensor, by name
     tools:         versions of the programs that made the bundle
+    made_of:       every weight that comes from the checkpoint, by name: which parameters its rows are; empty in
+                   bundles of versions that did not record it
     files:         every file of the bundle but `bundle.json` itself and the reports, which hold timings and are
                    therefore not part of what equal inputs make equal
     """
@@ -63,6 +72,7 @@ class Manifest:
     scheme: JsonObject = field(default_factory=dict)
     quantization: Mapping[str, TensorQuantization] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
+    made_of: Mapping[str, WeightOrigin] = field(default_factory=dict)
     files: Mapping[str, FileRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
@@ -78,6 +88,7 @@ class Manifest:
             "scheme": self.scheme,
             "quantization": {name: asdict(entry) for name, entry in self.quantization.items()},
             "tools": dict(self.tools),
+            "made_of": {name: origin.to_json() for name, origin in self.made_of.items()},
             "files": {name: asdict(record) for name, record in self.files.items()},
         }
         try:
@@ -99,6 +110,8 @@ def parse_manifest(data: bytes) -> Manifest:
             f"{FORMAT_VERSION}; convert the model again, or use the release that wrote the bundle"
         )
     expected = {"format_version", "source", "architecture", "scheme", "quantization", "tools", "files"}
+    document.setdefault("made_of", {})
+    expected.add("made_of")
     if set(document) != expected:
         missing, unknown = sorted(expected - set(document)), sorted(set(document) - expected)
         raise BundleError(f"{MANIFEST_FILE}: entries missing: {missing}; entries not known: {_shown(unknown)}")
@@ -112,6 +125,7 @@ def parse_manifest(data: bytes) -> Manifest:
         scheme=_object(document, "scheme"),
         quantization={name: _quantization(name, entry) for name, entry in _object(document, "quantization").items()},
         tools=tools,
+        made_of=parse_origins(_object(document, "made_of")),
         files={name: _file_record(name, entry) for name, entry in _object(document, "files").items()},
     )
 
@@ -146,14 +160,21 @@ def _no_constant(text: str) -> None:
 def _quantization(name: str, entry: object) -> TensorQuantization:
     where = f"{MANIFEST_FILE}: quantization of {_shown(name)}"
     fields = {"bits", "group_size", "symmetric", "shape", "scales", "zero_points", "method"}
-    if not isinstance(entry, dict) or set(entry) != fields:
-        raise BundleError(f"{where}: expected an object with exactly {sorted(fields)}, found {_shown(entry)}")
+    if not isinstance(entry, dict) or set(entry) - {"number", "tensor_scale"} != fields:
+        raise BundleError(
+            f"{where}: expected an object with {sorted(fields)}, and perhaps number and tensor_scale, "
+            f"found {_shown(entry)}"
+        )
+    number, tensor_scale = entry.get("number", "int"), entry.get("tensor_scale")
+    if not isinstance(number, str) or number not in NUMBER_BITS:
+        raise BundleError(f"{where}: number is {_shown(number)}, expected {', '.join(NUMBER_BITS)}")
     shape, symmetric, zero_points = entry["shape"], entry["symmetric"], entry["zero_points"]
     right_shape = isinstance(shape, list) and 2 <= len(shape) <= MAX_RANK
     if not right_shape or not all(_is_int(size) and 0 < size <= MAX_ELEMENTS for size in shape):
         raise BundleError(f"{where}: shape is {_shown(shape)}, expected two or more positive whole numbers")
-    if not _is_int(entry["bits"]) or entry["bits"] not in (4, 8):
-        raise BundleError(f"{where}: bits is {_shown(entry['bits'])}, expected 4 or 8")
+    if not _is_int(entry["bits"]) or entry["bits"] not in NUMBER_BITS[number]:
+        expected = " or ".join(map(str, NUMBER_BITS[number]))
+        raise BundleError(f"{where}: bits is {_shown(entry['bits'])}, expected {expected} for number {number!r}")
     group_size = entry["group_size"]
     if not _is_int(group_size) or not (group_size == -1 or 1 <= group_size <= MAX_ELEMENTS):
         raise BundleError(f"{where}: group_size is {_shown(group_size)}, expected a positive number or -1")
@@ -165,8 +186,18 @@ def _quantization(name: str, entry: object) -> TensorQuantization:
             f"{where}: scales and zero_points must name tensors, zero_points exactly when asymmetric; "
             f"found scales {_shown(entry['scales'])}, zero_points {_shown(zero_points)}, symmetric {symmetric}"
         )
+    if not (tensor_scale is None or isinstance(tensor_scale, str)):
+        raise BundleError(f"{where}: tensor_scale is {_shown(tensor_scale)}, expected the name of a tensor, or null")
     return TensorQuantization(
-        entry["bits"], group_size, symmetric, tuple(shape), entry["scales"], zero_points, entry["method"]
+        entry["bits"],
+        group_size,
+        symmetric,
+        tuple(shape),
+        entry["scales"],
+        zero_points,
+        entry["method"],
+        number,
+        tensor_scale,
     )
 
 

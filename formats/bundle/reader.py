@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.bundle.dataflow import check_dataflow
 from inferencex.formats.bundle.header import read_header
-from inferencex.formats.bundle.initializers import QuantizedUse, check_names, match_initializers, quantized_uses
+from inferencex.formats.bundle.initializers import (
+    QuantizedUse,
+    UnpackedBits,
+    check_names,
+    match_initializers,
+    quantized_uses,
+)
 from inferencex.formats.bundle.layout import GRAPH_FILE, MANIFEST_FILE, MAX_GRAPH_SIZE, MAX_MANIFEST_SIZE, is_shard_name
 from inferencex.formats.bundle.manifest import FileRecord, Manifest, parse_manifest
 from inferencex.formats.bundle.shards import StoredTensor
-from inferencex.formats.dtypes import storage_dtype, storage_shape
+from inferencex.formats.dtypes import DataType, storage_dtype, storage_shape
 from inferencex.formats.errors import BundleError, QuantizationError
 from inferencex.formats.graph import Graph, read_graph
 from inferencex.formats.packing import QuantizedTensor, group_count
@@ -122,14 +128,15 @@ class Bundle:
         if stored.nbytes == 0:
             return np.empty(shape, dtype=storage_dtype(stored.dtype))
         if stored.location not in self._maps:
-            self._maps[stored.location] = np.memmap(self.path / stored.location, dtype=np.uint8, mode="r")
+            # As a plain array: numpy.memmap makes an object of its own of every slice.
+            self._maps[stored.location] = np.asarray(np.memmap(self.path / stored.location, dtype=np.uint8, mode="r"))
         data = self._maps[stored.location][stored.offset : stored.offset + stored.nbytes]
-        return np.asarray(data).view(storage_dtype(stored.dtype)).reshape(shape)
+        return data.view(storage_dtype(stored.dtype)).reshape(shape)
 
     def release(self) -> None:
         """Let the system take back the memory of weights that were read; reading them again brings them back."""
         for mapped in self._maps.values():
-            pages = getattr(mapped, "_mmap", None)
+            pages = getattr(mapped.base, "_mmap", None)
             if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 pages.madvise(mmap.MADV_DONTNEED)
 
@@ -150,6 +157,8 @@ class Bundle:
                 group_size=entry.group_size,
                 symmetric=entry.symmetric,
                 shape=entry.shape,
+                number=entry.number,
+                tensor_scale=None if entry.tensor_scale is None else self.tensor(entry.tensor_scale),
             )
         except QuantizationError as error:
             raise BundleError(f"{self.path / MANIFEST_FILE}: quantization of {name!r}: {error}") from error
@@ -164,7 +173,7 @@ class Bundle:
         scales: set[str] = set()
         for use in quantized_uses(self._proto):
             self._check_use(use)
-            scales.add(use.scales)
+            scales.update((use.scales, use.tensor_scale or use.scales))
         for name in self.manifest.quantization:
             self.quantized(name)
             scales.add(self.manifest.quantization[name].scales)
@@ -178,7 +187,11 @@ class Bundle:
             return
         values, scales = self.stored[use.values], self.stored[use.scales]
         where = f"{GRAPH_FILE}: node {use.node[:80]!r}"
-        rank = len(values.shape)
+        shape = values.shape
+        if use.unpacked is not None:
+            shape = use.unpacked.shape
+            self._check_stream(use.values, use.unpacked)
+        rank = len(shape)
         if use.gathered and use.axis >= rank:
             # Indices of more than one dimension add axes in front, and the stored tensor does not show how many.
             return
@@ -186,10 +199,10 @@ class Bundle:
             raise BundleError(f"{where}: axis {use.axis} and block size {use.block_size} do not fit rank {rank}")
         axis = use.axis % rank
         if use.block_size:
-            blocks = group_count(values.shape[axis], use.block_size)
-            expected: tuple[int, ...] = (*values.shape[:axis], blocks, *values.shape[axis + 1 :])
+            blocks = group_count(shape[axis], use.block_size)
+            expected: tuple[int, ...] = (*shape[:axis], blocks, *shape[axis + 1 :])
         else:
-            expected = (values.shape[axis],)
+            expected = (shape[axis],)
         if scales.shape != expected and scales.shape != ():
             raise BundleError(f"{where}: scales {use.scales!r} are {list(scales.shape)}, expected {list(expected)}")
         entry = self.manifest.quantization.get(use.values)
@@ -198,13 +211,36 @@ class Bundle:
                 f"{where}: block size {use.block_size}, {MANIFEST_FILE} says {use.values!r} has groups of "
                 f"{entry.group_size}"
             )
+        if entry is not None and use.tensor_scale != entry.tensor_scale:
+            raise BundleError(
+                f"{where}: the scales' own scale is {use.tensor_scale!r}, {MANIFEST_FILE} says {entry.tensor_scale!r}"
+            )
+        self._check_zero_points(use, where, scales.shape, values.dtype)
+
+    def _check_zero_points(
+        self, use: QuantizedUse, where: str, expected: tuple[int, ...], expected_dtype: DataType
+    ) -> None:
         if use.zero_points is None or use.zero_points not in self.stored:
             return
         zero_points = self.stored[use.zero_points]
-        if zero_points.shape != scales.shape or zero_points.dtype is not values.dtype:
+        shape = zero_points.shape
+        if use.unpacked_zero_points is not None:
+            shape = use.unpacked_zero_points.shape
+            self._check_stream(use.zero_points, use.unpacked_zero_points)
+        if shape != expected or zero_points.dtype is not expected_dtype:
             raise BundleError(
-                f"{where}: zero points {use.zero_points!r} are {zero_points.dtype.name} {list(zero_points.shape)}, "
-                f"expected {values.dtype.name} {list(scales.shape)}"
+                f"{where}: zero points {use.zero_points!r} are {zero_points.dtype.name} {list(shape)}, "
+                f"expected {expected_dtype.name} {list(expected)}"
+            )
+
+    def _check_stream(self, name: str, unpacked: UnpackedBits) -> None:
+        """Check that a stored stream of bits is as long as what is made of it."""
+        stored = self.stored[name]
+        expected = ((math.prod(unpacked.shape) * unpacked.bits + 7) // 8,)
+        if stored.dtype is not DataType.UINT8 or stored.shape != expected:
+            raise BundleError(
+                f"{GRAPH_FILE}: {name!r} is {stored.dtype.name} {list(stored.shape)}; {unpacked.bits}-bit integers of "
+                f"shape {list(unpacked.shape)} need UINT8 {list(expected)}"
             )
 
 
@@ -227,6 +263,8 @@ def _check_file(path: Path, name: str, record: FileRecord, *, verify: bool) -> N
             f"{file}: has {size} bytes, {MANIFEST_FILE} says {record.size}; copy the bundle again, or convert again"
         )
     if verify:
+        import hashlib
+
         with file.open("rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
         if digest != record.sha256:

@@ -24,6 +24,7 @@ from inferencex.formats.bundle.layout import (
     is_reserved,
 )
 from inferencex.formats.bundle.manifest import FileRecord, JsonObject, Manifest, TensorQuantization
+from inferencex.formats.bundle.origins import WeightOrigin
 from inferencex.formats.bundle.shards import Chunks, ShardWriter, StoredTensor
 from inferencex.formats.bundle.staging import Staging, check_destination, check_disk_space
 from inferencex.formats.dtypes import DataType, is_packed
@@ -65,6 +66,7 @@ class BundleWriter:
         self._source = source
         self._max_shard_size = max_shard_size
         self._quantization: dict[str, TensorQuantization] = {}
+        self._made_of: dict[str, WeightOrigin] = {}
         self._stored: dict[str, StoredTensor] | None = None
         self._bound: list[ir.ExternalTensor] = []
         self._graph_written = False
@@ -116,7 +118,10 @@ class BundleWriter:
             self._shards.add(name, data, DataType(dtype), tuple(shape))
 
     def add_quantized(self, name: str, tensor: QuantizedTensor, *, method: str) -> TensorQuantization:
-        """Store a quantized weight as `name`, `name.scales` and, when asymmetric, `name.zero_points`."""
+        """Store a quantized weight as `name`, `name.scales`, and what else it has.
+
+        That is `name.zero_points` when asymmetric, `name.tensor_scale` where its scales have one.
+        """
         entry = TensorQuantization(
             bits=tensor.bits,
             group_size=tensor.group_size,
@@ -125,13 +130,22 @@ class BundleWriter:
             scales=f"{name}.scales",
             zero_points=None if tensor.zero_points is None else f"{name}.zero_points",
             method=method,
+            number=tensor.number,
+            tensor_scale=None if tensor.tensor_scale is None else f"{name}.tensor_scale",
         )
-        self.add_tensor(name, tensor.values, tensor.dtype, tensor.shape)
+        self.add_tensor(name, tensor.values, tensor.dtype, tensor.stored_shape(tensor.shape))
         self.add_tensor(entry.scales, tensor.scales, tensor.scale_dtype, tensor.scale_shape)
         if tensor.zero_points is not None and entry.zero_points is not None:
-            self.add_tensor(entry.zero_points, tensor.zero_points, tensor.dtype, tensor.scale_shape)
+            shape = tensor.stored_shape(tensor.scale_shape)
+            self.add_tensor(entry.zero_points, tensor.zero_points, tensor.dtype, shape)
+        if tensor.tensor_scale is not None and entry.tensor_scale is not None:
+            self.add_tensor(entry.tensor_scale, tensor.tensor_scale, DataType.FLOAT, ())
         self._quantization[name] = entry
         return entry
+
+    def add_origin(self, name: str, origin: WeightOrigin) -> None:
+        """Record which parameters of the checkpoint the tensor `name` is made of."""
+        self._made_of[name] = origin
 
     def write_graph(self, model: ir.Model) -> None:
         """Write `model.onnx`; its initializers are bound to the stored tensors of the same name.
@@ -192,19 +206,25 @@ class BundleWriter:
         folder = self._staging.path
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         records = {file.relative_to(folder).as_posix(): _record(file) for file in files}
-        complete = replace(manifest, files=records, quantization={**manifest.quantization, **self._quantization})
+        complete = replace(
+            manifest,
+            files=records,
+            quantization={**manifest.quantization, **self._quantization},
+            made_of={**manifest.made_of, **self._made_of},
+        )
         data = complete.to_bytes()
         with self._written():
             (folder / MANIFEST_FILE).write_bytes(data)
         self._sealed = True
         return folder
 
-    def add_report(self, report: JsonObject, markdown: str) -> None:
-        """Write `report.json` and `report.md`; they are not hashed, because they hold timings."""
-        texts = (json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n", markdown)
+    def add_report(self, report: JsonObject, markdown: str, plot: str | None = None) -> None:
+        """Write `report.json`, `report.md` and, if there is one, `report.svg`; they hold timings and are not hashed."""
+        texts = (json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n", markdown, plot)
         for name, text in zip(REPORT_FILES, texts, strict=True):
-            with self._written():
-                (self._staging.path / name).write_text(text, encoding="utf-8")
+            if text is not None:
+                with self._written():
+                    (self._staging.path / name).write_text(text, encoding="utf-8")
 
     def commit(self) -> Path:
         """Put the bundle in place, in one step, and return its path."""

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
 from inferencex.formats.dialect.schemas import DOMAIN, schemas
+from inferencex.formats.dtypes import DataType
+from inferencex.formats.packing import unpack_bits
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -72,6 +74,25 @@ def _expert_linear(x: Floats, expert_ids: Array, weight: Array, bias: Array | No
         y = _float32(weight[expert]) @ row
         rows.append(y if bias is None else y + _float32(bias[expert]))
     return np.array(rows, dtype=np.float32).reshape(len(x), weight.shape[1])
+
+
+LARGEST = {DataType.INT8: 127.0, DataType.FLOAT8E4M3FN: 448.0}
+"""The magnitude that the largest of a row becomes, by the type its values are quantized to."""
+
+_VANISHING = 2.0**-100
+
+
+def quantize_rows(x: Array, to: DataType) -> tuple[Array, Array]:
+    """Apply `QuantizeRows` to `[T, S]`."""
+    rows, largest = _float32(x), np.float32(LARGEST[to])
+    magnitudes = np.abs(rows).max(axis=1, initial=0)
+    finite, seen = np.isfinite(magnitudes), magnitudes >= _VANISHING
+    scales = np.where(finite, np.where(seen, magnitudes / largest, 0), np.nan).astype(np.float32)
+    used = (finite & seen)[:, None]
+    factors = np.divide(largest, magnitudes[:, None], out=np.zeros_like(rows[:, :1]), where=used)
+    scaled = np.where(used, rows, 0) * factors
+    values = np.rint(scaled).astype(np.int8) if to is DataType.INT8 else scaled.astype(to.numpy())
+    return values, scales
 
 
 class Attention(OpRun):
@@ -199,6 +220,26 @@ class AddLayerNormalization(OpRun):
         return y.astype(x.dtype), total.astype(x.dtype)
 
 
+class QuantizeRows(OpRun):
+    """Dynamic quantization of rows."""
+
+    op_domain = DOMAIN
+    op_schema = schemas()["QuantizeRows"]
+
+    def _run(self, x: Array, *, to: int) -> tuple[Array, Array]:
+        return quantize_rows(x, DataType(to))
+
+
+class UnpackBits(OpRun):
+    """Integers out of a stream of bits."""
+
+    op_domain = DOMAIN
+    op_schema = schemas()["UnpackBits"]
+
+    def _run(self, packed: Array, *, bits: int, shape: list[int], signed: int) -> tuple[Array]:
+        return (unpack_bits(packed, bits, tuple(shape), signed=bool(signed)),)
+
+
 OPERATORS: tuple[type[OpRun], ...] = (
     Attention,
     ExpertLinear,
@@ -206,6 +247,8 @@ OPERATORS: tuple[type[OpRun], ...] = (
     GatedActivation,
     AddRMSNormalization,
     AddLayerNormalization,
+    QuantizeRows,
+    UnpackBits,
 )
 
 

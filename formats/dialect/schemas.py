@@ -14,14 +14,14 @@ import functools
 import onnx
 from onnx.defs import OpSchema
 
+from inferencex.formats.dialect.names import DOMAIN as DOMAIN
+from inferencex.formats.dialect.names import OPSET as OPSET
+from inferencex.formats.dialect.names import VERSION as VERSION
 from inferencex.formats.dialect.shape_inference import INFERENCE
-
-DOMAIN = "inferencex"
-VERSION = 1
-OPSET = 23
 
 _INT = OpSchema.AttrType.INT
 _FLOAT = OpSchema.AttrType.FLOAT
+_INTS = OpSchema.AttrType.INTS
 _STRING = OpSchema.AttrType.STRING
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _Input = tuple[str, str, str]
@@ -68,6 +68,20 @@ ADD_LAYER_NORM = """Residual addition and the layer normalization that follows i
 `sum = x + residual`; `y = (sum - mean(sum)) / sqrt(var(sum) + epsilon) * scale + bias`, over the last axis.
 `x` and `residual` are `[T, S]`, `scale` and `bias` are `[S]`."""
 
+QUANTIZE_ROWS = """Dynamic quantization of activations: every row by its own largest magnitude.
+
+With `largest` = 127 for `to` = INT8 and 448 for FLOAT8E4M3FN (numbered as `onnx.TensorProto.DataType`), and
+`a = max |x[m]|`: `scales[m] = a / largest` and `values[m] = x[m] * (largest / a)`, rounded to the nearest value of the
+type, ties to even. Arithmetic is float32. A row whose `a` is below `2^-100` has the scale 0 and values 0, one that is
+not all finite has the scale NaN and values 0. `DequantizeLinear(values, scales, axis=0)` gives back what the values
+stand for. `x` and `values` are `[T, S]`, `scales` is float32 `[T]`."""
+
+UNPACK_BITS = """Integers of less than eight bits out of a stream of bits.
+
+Bit `b` of element `i` of `values`, flat over the row-major tensor, is bit `i * bits + b` of the stream, whose bit `n`
+is bit `n % 8` of byte `n // 8`. `packed` is uint8 `[ceil(size * bits / 8)]`, `values` has the given `shape`: uint8, or
+with `signed = 1` int8, the bits being those of a number in two's complement."""
+
 _GATE: list[_Attribute] = [
     ("activation", _STRING, "name of the activation", None),
     ("layout", _STRING, "concat or interleaved", "concat"),
@@ -93,6 +107,8 @@ def _schema(name: str, doc: str, inputs: list[_Input], outputs: list[_Input], at
         type_constraints=[
             ("T", _FLOATS, "activations and weights"),
             ("I", ["tensor(int64)", "tensor(int32)"], "indices"),
+            ("Q", ["tensor(int8)", "tensor(float8e4m3fn)"], "quantized activations"),
+            ("U", ["tensor(uint8)", "tensor(int8)"], "unpacked integers"),
         ],
         attributes=[
             OpSchema.Attribute(n, t, d)
@@ -170,6 +186,24 @@ def _schemas() -> list[OpSchema]:
             [("x", "T", "branch"), ("residual", "T", "residual stream"), ("scale", "T", "[S]"), ("bias?", "T", "[S]")],
             normed,
             [("epsilon", _FLOAT, "added to the variance", 1e-5)],
+        ),
+        _schema(
+            "QuantizeRows",
+            QUANTIZE_ROWS,
+            [("x", "T", "[T, S]")],
+            [("values", "Q", "[T, S]"), ("scales", "tensor(float)", "[T]")],
+            [("to", _INT, "element type of the values", None)],
+        ),
+        _schema(
+            "UnpackBits",
+            UNPACK_BITS,
+            [("packed", "tensor(uint8)", "stream of bits")],
+            [("values", "U", "integers")],
+            [
+                ("bits", _INT, "of an integer: 1 to 8", None),
+                ("shape", _INTS, "of the values", None),
+                ("signed", _INT, "1 for two's complement", 0),
+            ],
         ),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,13 +47,13 @@ def _attribute(context: InferenceContext, name: str) -> int:
     return int(attribute.i)
 
 
-def _output(context: InferenceContext, index: int, dims: Sequence[_Dim]) -> None:
-    """Give an output these sizes and the element type of the first input."""
+def _output(context: InferenceContext, index: int, dims: Sequence[_Dim], elements: int | None = None) -> None:
+    """Give an output these sizes, and the element type `elements` or that of the first input."""
     if index >= context.get_num_outputs():
         return
     source: Any = context.get_input_type(0)
     result = onnx.TypeProto()
-    result.tensor_type.elem_type = source.tensor_type.elem_type
+    result.tensor_type.elem_type = source.tensor_type.elem_type if elements is None else elements
     result.tensor_type.shape.SetInParent()
     for dim in dims:
         added = result.tensor_type.shape.dim.add()
@@ -116,6 +117,27 @@ def _add_norm(context: InferenceContext) -> None:
     _output(context, 1, dims)
 
 
+def _quantize_rows(context: InferenceContext) -> None:
+    tokens, width = _dims(context, 0, 2)
+    to = _attribute(context, "to")
+    if to not in (onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN):
+        raise InferenceError(f"{context.get_display_name()}: to is {to}, neither INT8 nor FLOAT8E4M3FN")
+    _output(context, 0, [tokens, width], to)
+    _output(context, 1, [tokens], onnx.TensorProto.FLOAT)
+
+
+def _unpack_bits(context: InferenceContext) -> None:
+    (found,) = _dims(context, 0, 1)
+    bits, given = _attribute(context, "bits"), context.get_attribute("shape")
+    shape = [int(size) for size in given.ints] if given is not None else []
+    if not 1 <= bits <= 8 or any(size < 0 for size in shape):
+        raise InferenceError(f"{context.get_display_name()}: {bits} bits and shape {shape} are none of integers")
+    _agree(context, "number of bytes", found, (math.prod(shape) * bits + 7) // 8)
+    signed = context.get_attribute("signed")
+    is_signed = signed is not None and bool(signed.i)
+    _output(context, 0, shape, onnx.TensorProto.INT8 if is_signed else onnx.TensorProto.UINT8)
+
+
 INFERENCE: dict[str, Infer] = {
     "Attention": _attention,
     "ExpertLinear": _expert_linear,
@@ -123,4 +145,6 @@ INFERENCE: dict[str, Infer] = {
     "GatedActivation": _gated_activation,
     "AddRMSNormalization": _add_norm,
     "AddLayerNormalization": _add_norm,
+    "QuantizeRows": _quantize_rows,
+    "UnpackBits": _unpack_bits,
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -77,6 +77,7 @@ class BackendOptions:
     activation_dtype:       "auto", or how linears with INT4 and INT8 weights read activations: "int8", "float32"
     kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
     pin:                    keep each thread on a processor of its own
+    meanwhile:              what else the caller has to do: a backend may call it, once, where it would only wait
     """
 
     num_blocks: int | None = None
@@ -89,6 +90,7 @@ class BackendOptions:
     activation_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     pin: bool = False
+    meanwhile: Callable[[], object] | None = field(default=None, compare=False)
 
     def blocks_for(self, facts: ModelFacts) -> int:
         """Return how many blocks the pool of a model with these facts gets; OptionError when not even one fits.

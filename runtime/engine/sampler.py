@@ -38,6 +38,7 @@ class SequenceSampler:
         "_bias_ids",
         "_biases",
         "_counts",
+        "_entropy",
         "_frequency",
         "_min_p",
         "_min_tokens",
@@ -71,8 +72,8 @@ class SequenceSampler:
         self._counts: dict[int, int] = {}
         self._num_tokens = 0
         # SeedSequence takes unsigned integers; negative seeds are as good as any.
-        entropy = None if params.seed is None else [params.seed % 2**64, index]
-        self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        self._entropy = None if params.seed is None else [params.seed % 2**64, index]
+        self._random: np.random.Generator | None = None
         self.rule = None if self.takes_argmax else self._native_rule()
 
     @property
@@ -94,7 +95,11 @@ class SequenceSampler:
 
     def draw_uniform(self) -> float:
         """Return the random number in [0, 1) that the next token takes; greedy ones take none, and this is 0."""
-        return 0.0 if self.is_greedy else self._random.random()
+        if self.is_greedy:
+            return 0.0
+        if self._random is None:  # made when it is needed, for numpy imports a lot for it
+            self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._entropy)))
+        return self._random.random()
 
     def choose(self, logits: Float32Array, uniform: float | None = None) -> int:
         """Return the next token for finite float32 logits [V], which stay as they are.

@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from typing import TYPE_CHECKING, Any
 
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text.side_files import read_json_object, read_text
 from inferencex.runtime.text.special_tokens import CONFIG_FILE
 from inferencex.runtime.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import jinja2
+
 Message = Mapping[str, Any]
 
-# What a template can do wrong at run time: its own errors, and Python's from the values it handles.
-_TEMPLATE_FAILURES = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
     """The chat templates of one bundle, by name; rendering runs in a sandbox, for templates are foreign code."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Take templates by name, special tokens by attribute, and the clock of templates that write the date."""
         self._sources = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._environment = _environment()
+        self._now = now
+        self._environment: jinja2.Environment | None = None
         self._compiled: dict[str, jinja2.Template] = {}
 
     @classmethod
-    def load(cls, bundle_dir: Path, tokenizer: Tokenizer) -> ChatTemplate:
+    def load(cls, bundle_dir: Path, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
         """Read the templates of `bundle_dir`; a bundle without any gives an object that is false.
 
         `chat_template.jinja` and `additional_chat_templates/*.jinja` take the place of those in
@@ -60,7 +52,7 @@ class ChatTemplate:
             templates[path.name.removesuffix(".jinja")] = read_text(path)
         if not templates:
             templates = _configured(bundle_dir / CONFIG_FILE)
-        return cls(templates, tokenizer.special_tokens)
+        return cls(templates, tokenizer.special_tokens, now)
 
     def __bool__(self) -> bool:
         """Whether there is any template."""
@@ -102,9 +94,11 @@ class ChatTemplate:
             "documents": _objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
+        from inferencex.runtime.text.chat_sandbox import TEMPLATE_FAILURES  # Jinja is for those who chat
+
         try:
             return self._compile(name).render(context)
-        except _TEMPLATE_FAILURES as error:
+        except TEMPLATE_FAILURES as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"the chat template {name!r} cannot render these messages: {reason}") from error
 
@@ -120,6 +114,10 @@ class ChatTemplate:
         return name
 
     def _compile(self, name: str) -> jinja2.Template:
+        if self._environment is None:
+            from inferencex.runtime.text.chat_sandbox import sandbox
+
+            self._environment = sandbox(self._now)
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         return self._compiled[name]
@@ -171,82 +169,3 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise RequestError(f"chat messages are texts, numbers, lists and objects; found a {type(value).__name__}")
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; in inference its body is simply rendered."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
-
-    def _render(self, caller: Any) -> str:
-        return str(caller())
-
-
-class _GuardedNamespace(Namespace):
-    """Jinja's `namespace` without names that start with an underscore: they lead into Python's internals."""
-
-    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be one of the attributes
-        self, *rest = args
-        values = dict(*rest, **attributes)
-        for name in values:
-            _refuse_underscore(name)
-        Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace attribute may not start with an underscore: {name!r}")
-
-
-class _GuardedDict:
-    """What `dict` is inside templates: callable, and nothing else of the type."""
-
-    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
-        return dict(*args, **items)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The `tojson` filter without the escapes for HTML that Jinja's own adds."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: Any) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        {
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
-            "dict": _GuardedDict(),
-            "namespace": _GuardedNamespace,
-        }
-    )
-    return environment

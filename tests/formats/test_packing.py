@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from inferencex.formats.errors import QuantizationError
-from inferencex.formats.packing import PER_CHANNEL, IntegerArray, QuantizedTensor, pack_int4, unpack_int4
+from inferencex.formats.packing import (
+    PER_CHANNEL,
+    IntegerArray,
+    QuantizedTensor,
+    pack_bits,
+    pack_int4,
+    unpack_bits,
+    unpack_int4,
+)
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 
@@ -20,13 +30,13 @@ def random_tensor(
 ) -> QuantizedTensor:
     """Return a tensor of random integers, scales and zero points."""
     rng = np.random.default_rng(seed)
-    low, high = (0, 15) if bits == 4 and not symmetric else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    low, high = (0, (1 << bits) - 1) if bits < 8 and not symmetric else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     kind = np.uint8 if low == 0 else np.int8
     scale_shape = shape[:-1] if group_size == PER_CHANNEL else (*shape[:-1], math.ceil(shape[-1] / group_size))
 
     def integers(of: tuple[int, ...]) -> IntegerArray:
         drawn = rng.integers(low, high, of, endpoint=True).astype(kind)
-        return pack_int4(drawn) if bits == 4 else drawn
+        return pack_bits(drawn, bits) if bits < 8 else drawn
 
     scales = rng.uniform(0.001, 0.1, scale_shape).astype(np.float16 if half else np.float32)
     zero_points = None if symmetric else integers(scale_shape)
@@ -53,6 +63,113 @@ def test_packing_is_onnx_packing(signed: bool) -> None:
     assert pack_int4(values).tobytes() == numpy_helper.from_array(numpy_helper.to_array(theirs)).raw_data
 
 
+@given(SHAPES, st.integers(1, 8), st.booleans(), st.integers(0, 2**32 - 1))
+def test_unpacking_undoes_packing_of_any_number_of_bits(
+    shape: tuple[int, ...], bits: int, signed: bool, seed: int
+) -> None:
+    low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
+    values = np.random.default_rng(seed).integers(low, high, shape).astype(np.int8 if signed else np.uint8)
+    packed = pack_bits(values, bits)
+    assert packed.dtype == np.uint8
+    assert packed.shape == (math.ceil(values.size * bits / 8),)
+    unpacked = unpack_bits(packed, bits, shape, signed=signed)
+    assert unpacked.dtype == values.dtype
+    np.testing.assert_array_equal(unpacked, values)
+    if bits == 4:
+        np.testing.assert_array_equal(packed, pack_int4(values))
+
+
+@given(st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_the_stream_of_bits_is_the_definition(bits: int, count: int, seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 1 << bits, count).astype(np.uint8)
+    stream = "".join(format(int(value), f"0{bits}b")[::-1] for value in values)
+    stream += "0" * (-len(stream) % 8)
+    expected = [int(stream[i : i + 8][::-1], 2) for i in range(0, len(stream), 8)]
+    assert pack_bits(values, bits).tolist() == expected
+
+
+@pytest.mark.parametrize("size", [0, 2, 4])
+def test_a_stream_of_the_wrong_length_is_refused(size: int) -> None:
+    with pytest.raises(QuantizationError, match=r"3-bit integers of shape \[7\]: expected 3 bytes"):
+        unpack_bits(np.zeros(size, dtype=np.uint8), 3, (7,))
+
+
+def random_floats(shape: tuple[int, ...], kind: str, group_size: int, seed: int) -> QuantizedTensor:
+    """Return a tensor of random floats of 8 or 4 bits: `fp8`, `nvfp4` or `mxfp4`."""
+    rng = np.random.default_rng(seed)
+    scale_shape = shape[:-1] if group_size == PER_CHANNEL else (*shape[:-1], math.ceil(shape[-1] / group_size))
+    scales: Any = rng.uniform(0.5, 2, scale_shape)
+    if kind == "fp8":
+        values: Any = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+        return QuantizedTensor(values, scales.astype(np.float16), None, 8, group_size, True, shape, "e4m3")
+    values = pack_int4(rng.integers(0, 16, shape).astype(np.uint8))
+    if kind == "mxfp4":
+        scales = scales.astype(ml_dtypes.float8_e8m0fnu)
+        return QuantizedTensor(values, scales, None, 4, group_size, True, shape, "e2m1")
+    scales, factor = scales.astype(ml_dtypes.float8_e4m3fn), np.array(0.25, dtype=np.float32)
+    return QuantizedTensor(values, scales, None, 4, group_size, True, shape, "e2m1", factor)
+
+
+_E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+@given(
+    n=st.integers(1, 5),
+    k=st.integers(1, 40),
+    kind=st.sampled_from(["fp8", "nvfp4", "mxfp4"]),
+    group_size=st.sampled_from([1, 3, 16, 32]),
+    experts=st.sampled_from([0, 2]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_dequantized_floats_are_the_definition(
+    n: int, k: int, kind: str, group_size: int, experts: int, seed: int
+) -> None:
+    shape = (experts, n, k) if experts else (n, k)
+    tensor = random_floats(shape, kind, group_size, seed)
+    found = tensor.dequantize()
+    for index in np.ndindex(shape):
+        scale = float(tensor.scales[*index[:-1], index[-1] // group_size])
+        if kind == "fp8":
+            value = float(tensor.values[index])
+        else:
+            code = int(tensor.integers()[index])
+            value = _E2M1[code & 7] * (-1 if code & 8 else 1) * (0.25 if kind == "nvfp4" else 1)
+        assert found[index] == np.float32(value * scale)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 4}, "e4m3 numbers have 8 bits, not 4"),
+        ({"number": "e2m1", "bits": 8}, "e2m1 numbers have 4 bits, not 8"),
+        ({"scales": np.ones((4, 2), ml_dtypes.float8_e8m0fnu)}, "expected float16 or float32"),
+        ({"values": np.zeros((4, 20), np.int8)}, "values are int8"),
+        ({"tensor_scale": np.ones((), np.float32)}, "a tensor scale belongs to scales of float8_e4m3fn"),
+        ({"symmetric": False, "zero_points": np.zeros((4, 2), np.int8)}, "have no zero points"),
+    ],
+)
+def test_floats_whose_parts_do_not_belong_together(change: dict[str, Any], message: str) -> None:
+    parts = vars(random_floats((4, 20), "fp8", 16, 0)) | change
+    with pytest.raises(QuantizationError, match=message):
+        QuantizedTensor(**parts)
+
+
+@pytest.mark.parametrize("factor", [None, 0.0, math.inf, math.nan])
+def test_a_tensor_scale_that_is_none(factor: float | None) -> None:
+    parts = vars(random_floats((4, 20), "nvfp4", 16, 0))
+    parts["tensor_scale"] = None if factor is None else np.array(factor, dtype=np.float32)
+    with pytest.raises(QuantizationError, match="tensor scale"):
+        QuantizedTensor(**parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "group_size", "bits"), [("fp8", PER_CHANNEL, 8 + 16 / 64), ("nvfp4", 16, 4.5), ("mxfp4", 32, 4.25)]
+)
+def test_bits_of_floats(kind: str, group_size: int, bits: float) -> None:
+    tensor = random_floats((64, 64), kind, group_size, 0)
+    assert tensor.bits_per_weight == pytest.approx(bits, abs=0.01)
+
+
 def test_odd_count_pads_with_zero() -> None:
     assert pack_int4(np.array([-1, 2, -3], dtype=np.int8)).tolist() == [0x2F, 0x0D]
 
@@ -65,7 +182,7 @@ def test_unpacking_refuses_the_wrong_number_of_bytes() -> None:
 @given(
     n=st.integers(1, 7),
     k=st.integers(1, 40),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([3, 4, 8]),
     group_size=st.sampled_from([PER_CHANNEL, 1, 3, 8, 16, 64]),
     symmetric=st.booleans(),
     experts=st.sampled_from([0, 1, 3]),

@@ -106,7 +106,9 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
     check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
     threads = options.threads or default_threads()
     cpus = pin_order(threads) if options.pin else []
-    executable = CpuExecutable(lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus)
+    executable = CpuExecutable(
+        lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus, meanwhile=options.meanwhile
+    )
     bundle.release()  # what was repacked is not read again
     memory, fallbacks = lowered.program.memory, lowered.program.fallbacks
     _LOG.info(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from inferencex.formats.errors import BackendError
+from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
@@ -28,13 +30,14 @@ class CpuExecutable:
         *,
         threads: int,
         cpus: list[int],
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         self.facts = facts
         self.num_blocks, self.block_size = options.num_blocks, options.block_size
         self.lowered, self.options = lowered, options
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._program = _build(lowered, options, threads, cpus)
+        self._program = _build(lowered, options, threads, cpus, meanwhile)
 
     @property
     def threads(self) -> int:
@@ -56,8 +59,10 @@ class CpuExecutable:
         if os.getpid() != self._process:
             raise BackendError("a program's threads do not survive a fork; load the bundle in the process that runs it")
         longest = int(batch.context_lengths.max(initial=0))
-        if longest > self.facts.max_model_len:
-            raise BackendError(f"a sequence of {longest} tokens is longer than the model's {self.facts.max_model_len}")
+        if longest > self.options.max_model_len:  # nor do tables of angles have more rows
+            raise BackendError(
+                f"a sequence of {longest} tokens is longer than max_model_len={self.options.max_model_len}"
+            )
         with self._lock:
             try:
                 logits: Float32Array = self._program.step(
@@ -91,8 +96,9 @@ def _build(
     options: LoweringOptions,
     threads: int,
     cpus: list[int],
+    meanwhile: Callable[[], object] | None,
 ) -> _cpu.Program:
-    try:
+    with _in_words(threads):
         program = _cpu.Program(threads, cpus)
         builder = _Builder(program, lowered, options)
         for instruction in lowered.instructions:
@@ -105,14 +111,30 @@ def _build(
             else:
                 program.add(instruction.kind, instruction.name, inputs, outputs, dict(instruction.attributes))
         places = {name: builder.operand(view) for name, view in lowered.inputs.items()}
-        program.prepare(
-            lowered.memory.arena_bytes,
-            options.max_tokens,
-            places,
-            builder.operand(lowered.logits),
-            options.num_blocks,
-            options.block_size,
-        )
+        logits, arena_bytes = builder.operand(lowered.logits), lowered.memory.arena_bytes
+
+        def prepare() -> None:
+            """Repack the weights; this is native code, which needs no interpreter."""
+            program.prepare(arena_bytes, options.max_tokens, places, logits, options.num_blocks, options.block_size)
+
+        if meanwhile is None:
+            prepare()
+            return program
+        preparing = Aside(prepare)
+    try:
+        meanwhile()
+    finally:
+        preparing.wait()
+    with _in_words(threads):
+        preparing.result()
+    return program
+
+
+@contextmanager
+def _in_words(threads: int) -> Iterator[None]:
+    """Make what the native module raises a BackendError."""
+    try:
+        yield
     except ValueError as error:  # BlueprintError is one, and so is an unknown INFERENCEX_ISA
         raise BackendError(str(error)) from error
     except (TypeError, OverflowError) as error:  # a number beyond 64 bits
@@ -121,7 +143,6 @@ def _build(
         raise BackendError(f"{threads} threads cannot be started here: {error}; ask for fewer with threads") from error
     except MemoryError as error:
         raise BackendError("not enough memory for the weights, the KV cache and the values of a step") from error
-    return program
 
 
 class _Builder:

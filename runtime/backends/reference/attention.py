@@ -53,6 +53,17 @@ class _Chunk:
     slots: Tensor
 
 
+def visible_keys(positions: Tensor, length: int, window: int, chunk: int) -> Tensor:
+    """Tell which keys at positions `0 .. length - 1` the queries at `positions [T]` see: bool `[T, length]`."""
+    at, query = torch.arange(length)[None, :], positions[:, None]
+    visible = at <= query
+    if window:
+        visible = visible & (query - at < window)
+    if chunk:
+        visible = visible & (query // chunk == at // chunk)
+    return visible
+
+
 def attend(
     q: Tensor,
     keys: Tensor,
@@ -73,16 +84,9 @@ def attend(
     scores = torch.einsum("thd,lhd->htl", q, keys) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    at = torch.arange(keys.shape[0])[None, :]
-    query = positions[:, None]
     if slopes is not None:
-        scores = scores + slopes[:, None, None] * (at - query)
-    visible = at <= query
-    if window:
-        visible = visible & (query - at < window)
-    if chunk:
-        visible = visible & (query // chunk == at // chunk)
-    scores = scores.masked_fill(~visible, float("-inf"))
+        scores = scores + slopes[:, None, None] * (torch.arange(keys.shape[0])[None, :] - positions[:, None])
+    scores = scores.masked_fill(~visible_keys(positions, keys.shape[0], window, chunk), float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(-1, q.shape[0], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : keys.shape[0]]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.reference import interpreter

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.dialect.names import DOMAIN
 from inferencex.runtime.backends.reference.registry import Registry
 
 OPERATORS = Registry()

@@ -22,7 +22,10 @@ Environment = MutableMapping[str, Tensor]
 
 
 def to_tensor(value: ir.TensorProtocol) -> Tensor:
-    """Turn an ONNX tensor into a torch one of the same dtype; 4-bit integers become int8 / uint8."""
+    """Turn an ONNX tensor into a torch one of the same dtype, or of a wider one where torch has none.
+
+    4-bit integers become int8 / uint8, 4-bit floats float16, scales that are powers of two float32.
+    """
     match value.dtype:
         case ir.DataType.BFLOAT16:
             return torch.from_numpy(value.numpy().view(np.uint16).copy()).view(torch.bfloat16)
@@ -32,6 +35,10 @@ def to_tensor(value: ir.TensorProtocol) -> Tensor:
             return torch.from_numpy(value.numpy().astype(np.uint8))
         case ir.DataType.FLOAT8E4M3FN:
             return torch.from_numpy(value.numpy().view(np.uint8).copy()).view(torch.float8_e4m3fn)
+        case ir.DataType.FLOAT4E2M1:
+            return torch.from_numpy(value.numpy().astype(np.float16))
+        case ir.DataType.FLOAT8E8M0:
+            return torch.from_numpy(value.numpy().astype(np.float32))
     array = value.numpy()
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 

@@ -1,10 +1,15 @@
-"""ONNX operators on matrices, rotary embedding, and the dequantization of weights."""
+"""ONNX operators on matrices, rotary embedding, quantization of activations, and dequantization."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from inferencex.formats.dialect.names import DOMAIN
+from inferencex.formats.dialect.reference import quantize_rows
+from inferencex.formats.dtypes import DataType
+from inferencex.formats.errors import BackendError
+from inferencex.formats.packing import unpack_bits
 from inferencex.runtime.backends.reference.registry import Registry
 
 OPERATORS = Registry()
@@ -85,3 +90,49 @@ def _dequantize(
             part.sub_(zero.narrow(axis, block, 1))
         part.mul_(scale.narrow(axis, block, 1))
     return y
+
+
+@OPERATORS.operator("QuantizeRows", DOMAIN)
+def _quantize_rows(x: Tensor, to: int) -> tuple[Tensor, Tensor]:
+    values, scales = quantize_rows(x.numpy(), DataType(to))
+    if to == DataType.INT8:
+        return torch.from_numpy(values), torch.from_numpy(scales)
+    return torch.from_numpy(values.view("uint8")).view(torch.float8_e4m3fn), torch.from_numpy(scales)
+
+
+@OPERATORS.operator("QuantizeLinear")
+def _quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Tensor:
+    """With one scale for everything or one along `axis`; the type of the result is that of the zero point."""
+    to = torch.uint8 if zero_point is None else zero_point.dtype
+    to = _TORCH_TYPES.get(output_dtype, to)
+    if block_size or to not in _LIMITS:
+        raise BackendError(f"QuantizeLinear to {to} in blocks of {block_size} is not supported; expected whole axes")
+    low, high = _LIMITS[to]
+    shape = [-1 if i == axis % x.dim() else 1 for i in range(x.dim())] if scale.numel() > 1 else []
+    y = x / scale.to(torch.float32).reshape(shape)
+    if to == torch.float8_e4m3fn:
+        return y.clamp(low, high).to(to)
+    zero = 0 if zero_point is None else zero_point.to(torch.float32).reshape(shape)
+    return (torch.round(y) + zero).clamp(low, high).to(to)
+
+
+_LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.float8_e4m3fn: (-448, 448)}
+_TORCH_TYPES = {
+    int(DataType.INT8): torch.int8,
+    int(DataType.UINT8): torch.uint8,
+    int(DataType.FLOAT8E4M3FN): torch.float8_e4m3fn,
+}
+
+
+@OPERATORS.operator("UnpackBits", DOMAIN)
+def _unpack_bits(packed: Tensor, bits: int, shape: list[int], signed: int = 0) -> Tensor:
+    return torch.from_numpy(unpack_bits(packed.numpy(), bits, tuple(shape), signed=bool(signed)))

@@ -14,6 +14,8 @@ from inferencex.runtime.backends.reference import interpreter
 LARGE_ELEMENTS = 1 << 26
 """A weight with more elements is used some rows at a time when weights are not kept."""
 
+_SMALL_BYTES = 1 << 12
+
 
 class StaticValues:
     """Evaluates static values of a graph: once and kept, or anew at each use so that memory stays bounded."""
@@ -22,9 +24,13 @@ class StaticValues:
         self.keep = keep
         self._sources: dict[str, ir.Node | ir.Value] = {str(v.name): v for v in graph.initializers.values()}
         self._kept: dict[str, Tensor] = {}
+        # Made of next to nothing, like tables of angles: they take longer to compute than a weight to read.
+        self._computed = {name for name, value in graph.initializers.items() if _is_small(value)}
         for node in graph:
             if all(v is None or str(v.name) in self._sources for v in node.inputs):
                 self._sources.update({str(v.name): node for v in node.outputs})
+                if all(v is None or str(v.name) in self._computed for v in node.inputs):
+                    self._computed.update(str(v.name) for v in node.outputs)
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources
@@ -47,7 +53,7 @@ class StaticValues:
             outputs = interpreter.run_node(source, inputs)
             result = dict(zip((str(v.name) for v in source.outputs), outputs, strict=True))[name]
             keep = True
-        if self.keep and keep:
+        if keep and (self.keep or (name in self._computed and not isinstance(source, ir.Value))):
             self._kept[name] = result
         return result
 
@@ -80,6 +86,10 @@ class StaticValues:
             lambda start=start: self.rows(name, torch.arange(start, min(start + step, rows)))  # type: ignore[misc]
             for start in range(0, rows, step)
         ]
+
+
+def _is_small(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.nbytes <= _SMALL_BYTES
 
 
 def _constant(value: ir.Value) -> ir.TensorProtocol:

@@ -21,8 +21,8 @@ def groups_of(weight: NDArray[Any], group_size: int) -> list[tuple[tuple[int, ..
 
 
 def integer_range(bits: int, symmetric: bool) -> tuple[int, int]:
-    if bits == 4 and not symmetric:
-        return 0, 15
+    if bits < 8 and not symmetric:
+        return 0, (1 << bits) - 1
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 

@@ -136,11 +136,32 @@ def test_shapes_that_do_not_go_with_the_role() -> None:
     assert plan.scheme is None
 
 
-@pytest.mark.parametrize("name", ["rtn-int4", "rtn-int8", "rtn-int4-g128"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_planned_bytes_are_enough(name: str, symmetric: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "symmetric"),
+    [
+        *((name, symmetric) for name in ("rtn-int3", "rtn-int4", "rtn-int8", "rtn-int4-g128") for symmetric in (0, 1)),
+        *((name, 1) for name in ("fp8", "fp8-weight", "rtn-fp8-g64", "int8-dynamic", "nvfp4", "mxfp4")),
+    ],
+)
+def test_planned_bytes_are_enough(name: str, symmetric: int) -> None:
     info = WeightInfo("w", (33, 172))
-    (plan,) = plan_quantization([info], parse_scheme(name, symmetric=symmetric))
+    (plan,) = plan_quantization([info], parse_scheme(name, symmetric=bool(symmetric)))
     assert plan.scheme is not None
     weight = np.random.default_rng(0).standard_normal(info.shape).astype(np.float32)
     assert quantize_weight("w", weight, plan.scheme).tensor.nbytes <= plan.stored_bytes(2) <= 33 * 172 * 2
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8-dynamic"])
+def test_activations_of_linears_only(name: str) -> None:
+    """What an expert's second linear reads is inside of an operator, and heads and embeddings are said apart."""
+    infos = [
+        WeightInfo("linear", (8, 64)),
+        WeightInfo("experts", (2, 8, 64), "experts"),
+        WeightInfo("head", (100, 64), "head"),
+    ]
+    kind = "fp8" if name == "fp8" else "int8"
+    linear, experts, head = plan_quantization(infos, parse_scheme(name, lm_head=kind))
+    assert linear.scheme is not None and linear.scheme.activation is not None
+    assert experts.scheme is not None and experts.scheme.activation is None
+    assert "weights only" in experts.reason
+    assert head.scheme is not None and head.scheme.activation is None

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from inferencex.convert.native import _quantize
 from inferencex.convert.quantize import Calibration, TensorScheme, method_named, quantize_weight
 from inferencex.formats.errors import QuantizationError
-from inferencex.formats.packing import PER_CHANNEL, unpack_int4
+from inferencex.formats.packing import PER_CHANNEL
 from tests.convert.quantize.reference import fit_error, full_range, grid_error, groups_of, integer_range, own_importance
 
 SCHEMES = [
     TensorScheme(kind, group_size, symmetric)
-    for kind in ("int4", "int8")
+    for kind in ("int3", "int4", "int8")
     for group_size in (PER_CHANNEL, 16, 64)
     for symmetric in (True, False)
 ]
@@ -114,10 +114,11 @@ def test_equal_bits_on_any_number_of_threads_and_any_instruction_set(
     importance = np.random.default_rng(2).exponential(1.0, (1, channels)).astype(np.float32)
     outcomes = []
     settings_tried = [(1, ""), (2, ""), (5, ""), *((1, name) for name in _quantize.instruction_sets())]
+    bits = 4 if scheme.bits == 4 else 8  # of an integer's place
     for threads, instruction_set in settings_tried:
-        values = np.zeros((weight.size * scheme.bits + 7) // 8, np.uint8)
+        values = np.zeros((weight.size * bits + 7) // 8, np.uint8)
         scales = np.zeros((rows, groups), np.float32)
-        zeros = np.zeros(0 if scheme.symmetric else (rows * groups * scheme.bits + 7) // 8, np.uint8)
+        zeros = np.zeros(0 if scheme.symmetric else (rows * groups * bits + 7) // 8, np.uint8)
         errors, norms = np.zeros(rows), np.zeros(rows)
         _quantize.quantize(
             weight.reshape(rows, channels), "float32", group_size, scheme.bits, scheme.symmetric, True, True,
@@ -295,7 +296,7 @@ def test_the_method_uses_the_statistics_it_is_given() -> None:
     channels=st.integers(1, 70),
     group_size=st.integers(1, 80),
     symmetric=st.booleans(),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([3, 4, 8]),
     exponent=st.integers(-40, 30),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -319,5 +320,6 @@ def test_any_matrix(
         assert found <= plain * (1 + 1e-4) + 1e-30
     assert np.isfinite(searched.tensor.scales).all()
     assert (searched.tensor.scales > 0).all()
-    if bits == 4:
-        unpack_int4(searched.tensor.values.view(np.uint8), (rows, channels), signed=symmetric)
+    low, high = integer_range(bits, symmetric)
+    integers = searched.tensor.integers()
+    assert integers.shape == (rows, channels) and integers.min() >= low and integers.max() <= high

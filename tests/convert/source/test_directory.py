@@ -159,11 +159,14 @@ def test_no_weights(llama_directory: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda config: config.update(quantization_config={"quant_method": "awq"}), "already quantized.*'awq'"),
-        (lambda config: config.update(compression_config={"format": "x"}), "already quantized"),
         (
-            lambda config: config.update(text_config={"quantization_config": {"quant_method": "fp8"}}),
-            "already quantized.*'fp8'",
+            lambda config: config.update(quantization_config={"quant_method": "aqlm"}),
+            "method 'aqlm', which is not read",
+        ),
+        (lambda config: config.update(compression_config={"format": "x"}), "method None, which is not read"),
+        (
+            lambda config: config.update(text_config={"quantization_config": {"quant_method": "hqq"}}),
+            "text_config: quantization_config.*'hqq'",
         ),
         (lambda config: config.update(model_type="from_the_future"), "not known.*upgrade"),
         (lambda config: config.pop("model_type"), "not known"),

@@ -133,7 +133,8 @@ def test_a_tensor_larger_than_a_shard_gets_its_own(tmp_path: Path) -> None:
 
 
 def test_a_full_header_starts_another_shard(tmp_path: Path) -> None:
-    tensors = {f"{'n' * 900}{index}": np.ones(16, np.float32) for index in range(400)}
+    count = HEADER_RESERVE * 3 // 2 // 1000  # entries of about a thousand bytes
+    tensors = {f"{'n' * 900}{index}": np.ones(16, np.float32) for index in range(count)}
     bundle = write(tmp_path / "b", tensors)
     assert len({stored.location for stored in bundle.stored.values()}) == 2
     for name in bundle.files:

@@ -156,7 +156,10 @@ def test_greedy_requests_take_no_random_numbers() -> None:
     logits = random_logits(1, 50, "normal")[None]
     sampler = SequenceSampler(SamplingParams(temperature=0.0, seed=4, presence_penalty=1.0), 0, (), ())
     assert {choose_tokens(logits, [0], [sampler])[0] for _ in range(5)} == {int(logits.argmax())}
-    assert sampler._random.random() == np.random.Generator(np.random.PCG64(np.random.SeedSequence([4, 0]))).random()
+    assert sampler._random is None  # not even made
+    sampled = SequenceSampler(SamplingParams(temperature=1.0, seed=4), 0, (), ())
+    first = np.random.Generator(np.random.PCG64(np.random.SeedSequence([4, 0]))).random()
+    assert sampled.draw_uniform() == first
 
 
 def test_rows_and_tokens_outside_the_logits_are_refused() -> None:

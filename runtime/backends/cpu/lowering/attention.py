@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
 from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, LayerShape, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
-from inferencex.runtime.backends.cpu.lowering.views import Storage, View
+from inferencex.runtime.backends.cpu.lowering.views import Storage, View, constant_view
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 
@@ -150,8 +150,9 @@ def _rotated(
 def rotation_inputs(lowering: Lowering, node: Node) -> tuple[View, View, View | None]:
     """Return cos and sin `[P, half]` and positions `[T]` of a RotaryEmbedding, or cos and sin `[T, half]` alone."""
     name = node.outputs[0].name
-    cos, sin = (lowering.contiguous(lowering.view(node.inputs[i]), name) for i in (1, 2))
-    if input_of(node, 3) is not None:
+    by_position = input_of(node, 3) is not None
+    cos, sin = (lowering.contiguous(_table(lowering, node.inputs[i], by_position), name) for i in (1, 2))
+    if by_position:
         positions = lowering.contiguous(lowering.view(node.inputs[3]), name)
         flat = positions.reshaped((positions.dims[0] * positions.dims[-1],)) if positions.rank == 2 else positions
         assert flat is not None
@@ -162,6 +163,14 @@ def rotation_inputs(lowering: Lowering, node: Node) -> tuple[View, View, View | 
     if flat_cos is None or flat_sin is None:
         raise BackendError(f"rotary embedding {name!r}: tables of shape {[str(d) for d in cos.dims]} were not expected")
     return flat_cos, flat_sin, None
+
+
+def _table(lowering: Lowering, value: Value | None, by_position: bool) -> View:
+    """Return cosines or sines; of a computed table, with the rows of the positions that the program is made for."""
+    rows = None
+    if by_position and value is not None and value in lowering.static:
+        rows = lowering.static.rows(value, lowering.options.max_model_len)
+    return lowering.view(value) if rows is None else constant_view(rows, "f32")
 
 
 def _heads(lowering: Lowering, view: View, heads: int, name: str) -> View:

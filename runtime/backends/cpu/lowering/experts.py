@@ -18,6 +18,9 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
     biases = [_float_constant(lowering, input_of(node, place)) for place in (5, 6)]
     if gate_up is None or down is None or _kind(gate_up) != _kind(down):
         gate_up, down = (_as_float(lowering, input_of(node, place)) for place in (3, 4))
+    integer = lowering.options.integer_activations and gate_up.is_integer
+    if integer:
+        gate_up, down = gate_up.for_integers(), down.for_integers()
     name = node.outputs[0].name
     x, index, weights = (lowering.contiguous(lowering.view(node.inputs[i]), name) for i in range(3))
     y = lowering.define(node.outputs[0], "f32", x.dims)
@@ -47,7 +50,7 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
         layout=node.attributes.get_string("layout", "concat"),
         alpha=float(node.attributes.get_float("alpha", 1.0)),
         limit=float(node.attributes.get_float("limit", 0.0)),
-        integer=int(lowering.options.integer_activations and gate_up.is_integer),
+        integer=int(integer),
         max_tokens=lowering.options.max_tokens,
     )
     return True
@@ -56,6 +59,9 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
 def lower_expert_linear(lowering: Lowering, node: Node) -> bool:
     """Lower a linear whose weight is chosen row by row."""
     weight = _stack(lowering, input_of(node, 2)) or _as_float(lowering, input_of(node, 2))
+    integer = lowering.options.integer_activations and weight.is_integer
+    if integer:
+        weight = weight.for_integers()
     name = node.outputs[0].name
     x, index = (lowering.contiguous(lowering.view(node.inputs[i]), name) for i in range(2))
     rows = x.dims[0]
@@ -71,7 +77,7 @@ def lower_expert_linear(lowering: Lowering, node: Node) -> bool:
         format=weight.format,
         group=weight.group,
         signed=int(weight.is_signed),
-        integer=int(lowering.options.integer_activations and weight.is_integer),
+        integer=int(integer),
         max_tokens=lowering.options.max_tokens,
     )
     return True
@@ -85,7 +91,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> bool:
     if node.attributes.get_int("axis", 0) != 0 or table.dtype is not DataType.FLOAT:
         return False
     weight = lowering.static.weight(table)
-    if weight is None or len(weight.shape) != 2 or weight.format == "f8e4m3":
+    if weight is None or len(weight.shape) != 2 or (weight.format == "f8e4m3" and weight.scales is None):
         return False
     place = lowering.view(index)
     if place.rank != 1:
@@ -101,6 +107,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> bool:
         bits=4 if weight.format == "int4" else 8,
         signed=int(weight.is_signed),
         group=weight.group,
+        **({"format": weight.format} if weight.format in ("int3", "f4e2m1") else {}),
     )
     return True
 

@@ -39,6 +39,8 @@ class Extent:
 
     def __mul__(self, other: Extent) -> Extent:
         """Return the product. Raises BackendError for one that grows with the square of a step."""
+        if other.coefficient == 1 and other.symbol is Symbol.NONE:
+            return self
         if self.coefficient and other.coefficient and not self.is_constant and not other.is_constant:
             raise BackendError(f"a size of {self} times {other} grows faster than a step; the CPU backend has none")
         return Extent(self.coefficient * other.coefficient, self.symbol or other.symbol)

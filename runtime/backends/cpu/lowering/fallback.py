@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from inferencex.formats.dialect.schemas import OPSET
+from inferencex.formats.dialect.names import OPSET
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Node
 from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
@@ -34,6 +33,9 @@ _MOST_ELEMENTS = 1 << 28
 
 def evaluate(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """Execute one node on arrays. Raises BackendError naming it when ONNX's reference cannot, or for absurd sizes."""
+    import onnx  # here, for most graphs need no fallback, and onnx.reference takes longer to import than to lower one
+    from onnx.reference import ReferenceEvaluator
+
     _check_growth(node, inputs)
     names = [f"i{i}" if array is not None else "" for i, array in enumerate(inputs)]
     outputs = [f"o{i}" for i in range(len(node.outputs))]
@@ -53,8 +55,6 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
         [onnx.helper.make_empty_tensor_value_info(n) for n in outputs],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
-    from onnx.reference import ReferenceEvaluator
-
     try:
         results = ReferenceEvaluator(model).run(None, feeds)
     except _ERRORS as error:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from inferencex.formats.graph import Node, Value
-from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, Quantized, input_of
+from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
 from inferencex.runtime.backends.cpu.lowering.quantization import (
     activation_group,
+    activation_quantization,
     allocate_quantized,
     integer_weight,
     quantized_input,
+    quantized_whole,
     reads_quantized,
-    static_scale,
     wanted_groups,
 )
 from inferencex.runtime.backends.cpu.lowering.static_values import PER_CHANNEL, StoredWeight
@@ -88,12 +89,15 @@ def _lower_integer(lowering: Lowering, node: Node, weight: StoredWeight, bias: V
         "channels": channels,
         "features": features,
         "group": features if weight.group == PER_CHANNEL else weight.group,
-        "bits": 4 if weight.format == "int4" else 8,
+        "bits": weight.multiplied_bits,
         "signed": int(weight.is_signed),
     }
-    fixed = static_scale(lowering, value)
-    if fixed is not None and weight.group == PER_CHANNEL:
-        x = _quantized_once(lowering, fixed[0], fixed[1])
+    if weight.format not in ("int4", "int8"):
+        attributes["format"] = weight.format
+    weight = weight.for_integers()
+    explicit = activation_quantization(lowering, value)
+    if explicit is not None:
+        x = quantized_whole(lowering, explicit)
         attributes["whole"] = 1
     else:
         x = quantized_input(lowering, value, activation_group(weight))
@@ -123,20 +127,6 @@ def _results(
     if len(groups) == 1 and not lowering.needs_float(value, lambda user: reads_quantized(lowering, user, value)):
         return None, parts
     return lowering.define(value, "f32", (rows, Extent(width))), parts
-
-
-def _quantized_once(lowering: Lowering, source: Value, scale: float) -> Quantized:
-    key = (source.name, f"static {scale!r}")
-    found = lowering.quantized.get(key)
-    if found is None:
-        view = lowering.with_contiguous_rows(lowering.view(source), source.name)
-        features = view.dims[1].coefficient
-        found = allocate_quantized(lowering, view.dims[0], features, features, whole=True)
-        lowering.emit(
-            "Quantize", source.name, [view], [found.values, found.scales, found.sums], static_scale=float(scale)
-        )
-        lowering.quantized[key] = found
-    return found
 
 
 def _lower_float(lowering: Lowering, node: Node, x: View, weight: StoredWeight, bias: View | None) -> None:

@@ -8,17 +8,25 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node
-from inferencex.runtime.backends.cpu.lowering import arrangement, attention, experts, fallback, generic, linear, norms
+from inferencex.runtime.backends.cpu.lowering import (
+    arrangement,
+    attention,
+    experts,
+    fallback,
+    generic,
+    linear,
+    norms,
+    quantization,
+)
 from inferencex.runtime.backends.cpu.lowering.context import Instruction, Lowering, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, Symbol, extent_named
 from inferencex.runtime.backends.cpu.lowering.integers import evaluate_integers
 from inferencex.runtime.backends.cpu.lowering.layer_state import StateLayout, layout_of
 from inferencex.runtime.backends.cpu.lowering.memory_plan import MemoryPlan, plan_memory
-from inferencex.runtime.backends.cpu.lowering.quantization import integer_weight, static_scale
-from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, PER_CHANNEL, StaticValues
+from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
 from inferencex.runtime.backends.cpu.lowering.views import View
 from inferencex.runtime.backends.cpu.lowering.well_formed import naming
 from inferencex.runtime.backends.cpu.native import _cpu
@@ -35,6 +43,7 @@ _INPUTS = {
 _SPECIAL: dict[tuple[str, str], tuple[Handler, ...]] = {
     ("", "Gemm"): (linear.lower_gemm,),
     ("", "MatMul"): (linear.lower_matmul,),
+    ("", "DequantizeLinear"): (quantization.lower_dequantize,),
     ("", "Gather"): (experts.lower_embedding, arrangement.HANDLERS["Gather"]),
     ("", "RMSNormalization"): (norms.lower_norm,),
     ("", "LayerNormalization"): (norms.lower_norm,),
@@ -90,7 +99,7 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
     )
     inputs = _place_inputs(lowering)
     attention.absorb_rotations(lowering)
-    _absorb_static_quantization(lowering)
+    _absorb_explicit_quantization(lowering)
     for node in graph:
         if not any(value in lowering.static for value in node.outputs):
             with naming(node):
@@ -113,28 +122,11 @@ def _place_inputs(lowering: Lowering) -> dict[str, View]:
     return places
 
 
-def _absorb_static_quantization(lowering: Lowering) -> None:
-    """Mark QuantizeLinear and DequantizeLinear in front of integer linears with fixed scales; those quantize."""
+def _absorb_explicit_quantization(lowering: Lowering) -> None:
+    """Mark the nodes that quantize activations; integer linears, or what dequantizes, compute them along."""
     for node in lowering.graph:
         with naming(node):
-            _absorb_quantization_before(lowering, node)
-
-
-def _absorb_quantization_before(lowering: Lowering, node: Node) -> None:
-    value = node.inputs[0] if node.inputs else None
-    if value is None or not all(_reads_fixed_scale(lowering, user) for user in value.consumers()):
-        return
-    if static_scale(lowering, value) is not None:
-        lowering.absorbed.add(value.name)
-        dequantize = value.producer()
-        middle = dequantize.inputs[0] if dequantize is not None else None
-        if middle is not None and len(middle.consumers()) == 1:
-            lowering.absorbed.add(middle.name)
-
-
-def _reads_fixed_scale(lowering: Lowering, node: Node) -> bool:
-    weight = integer_weight(lowering, node)
-    return weight is not None and weight.group == PER_CHANNEL
+            quantization.absorb_quantization(lowering, node)
 
 
 def _lower_node(lowering: Lowering, node: Node) -> None:

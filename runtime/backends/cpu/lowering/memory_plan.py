@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,17 +43,18 @@ def plan_memory(
         storage: -(-max(storage.nbytes.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT for storage in lives
     }
     offsets: dict[Storage, int] = {}
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last instruction
+    taken: list[set[tuple[int, int]]] = [set() for _ in range(len(instructions) + 1)]  # offset and end, by instruction
     for storage in sorted(lives, key=lambda s: (-sizes[s], lives[s])):
         first, last = lives[storage]
+        size = sizes[storage]
         place = 0
-        for offset, end, other_first, other_last in placed:
-            if other_first <= last and first <= other_last:
-                if place + sizes[storage] <= offset:
-                    break
-                place = max(place, end)
+        for offset, end in sorted(set().union(*taken[first : last + 1])):
+            if place + size <= offset:
+                break
+            place = max(place, end)
         offsets[storage] = place
-        insort(placed, (place, place + sizes[storage], first, last))
+        for others in taken[first : last + 1]:
+            others.add((place, place + size))
     arena = max((offsets[storage] + sizes[storage] for storage in offsets), default=0)
     return MemoryPlan(offsets, arena, sum(sizes.values()))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.dtypes import DataType, is_packed
-from inferencex.formats.errors import BackendError, BundleError
+from inferencex.formats.errors import BackendError, BundleError, QuantizationError
 from inferencex.formats.graph import Graph, Node, Value, to_array
-from inferencex.formats.packing import unpack_int4
+from inferencex.formats.packing import unpack_bits, unpack_int4
+from inferencex.runtime.backends.cpu.lowering.computed_tables import table_rows
 from inferencex.runtime.backends.cpu.lowering.views import View, constant_view
 from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
 
@@ -30,6 +33,7 @@ NATIVE_TYPES: dict[DataType, tuple[str, type[np.generic]]] = {
     DataType.UINT8: ("u8", np.uint8),
     DataType.INT4: ("u8", np.uint8),
     DataType.UINT4: ("u8", np.uint8),
+    DataType.FLOAT4E2M1: ("u8", np.uint8),
     DataType.BOOL: ("bool", np.bool_),
 }
 
@@ -39,21 +43,28 @@ _SCALED_FORMATS = {
     DataType.UINT4: ("int4", False),
     DataType.INT8: ("int8", True),
     DataType.FLOAT8E4M3FN: ("f8e4m3", True),
+    DataType.FLOAT4E2M1: ("f4e2m1", True),
 }
+_INTEGER_FORMATS = ("int8", "int4", "int3", "f4e2m1")
+_ZERO_POINTS = ("int8", "int4", "int3")
+_SMALLEST_HALF = 2.0**-12  # of scales that may be halved without leaving float16's normal range
 
 PER_CHANNEL = -1
+
+MOST_TABLE_ELEMENTS = 1 << 28
+"""Of a table that the graph computes: 1 GB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredWeight:
     """A weight `[..., N, K]` as the bundle stores it.
 
-    format:       f32, bf16, f16, f8e4m3, int8 or int4
-    values:       its elements; of int4 uint8, two to a byte
-    scales:       [..., N, groups], or [N] per channel; None for plain floats
+    format:       f32, bf16, f16, f8e4m3, int8, int4, int3 or f4e2m1
+    values:       its elements; of int4 and f4e2m1 uint8, two to a byte; of int3 uint8, a stream of bits
+    scales:       [..., N, groups], or [N] per channel, float32 or float16; None for plain floats
     zero_points:  stored like the values; None when symmetric
     group:        features that share a scale, `PER_CHANNEL` for one scale a row
-    is_signed:    whether 4-bit integers are -8..7
+    is_signed:    whether integers of 4 or 3 bits are signed
     """
 
     format: str
@@ -67,7 +78,20 @@ class StoredWeight:
     @property
     def is_integer(self) -> bool:
         """Tell whether integer kernels can multiply it."""
-        return self.format in ("int8", "int4")
+        return self.format in _INTEGER_FORMATS
+
+    @property
+    def multiplied_bits(self) -> int:
+        """Bits of the integers that integer kernels multiply it as: 4-bit floats become 8-bit integers."""
+        return 4 if self.format in ("int4", "int3") else 8
+
+    def for_integers(self) -> StoredWeight:
+        """Return the weight as integer kernels want it: they take twice the values of 4-bit floats, all integers."""
+        scales = None if self.scales is None else self.scales.storage.array
+        if self.format != "f4e2m1" or self.scales is None or scales is None:
+            return self
+        halves = scales * scales.dtype.type(0.5)
+        return replace(self, scales=constant_view(halves, self.scales.dtype))
 
 
 class StaticValues:
@@ -80,6 +104,7 @@ class StaticValues:
         self._tensor = tensor
         self._static = {name for name in graph.initializers}
         self._arrays: dict[str, Array] = {}
+        self._tables: dict[tuple[str, int], Array] = {}
         self._weights: dict[str, StoredWeight | None] = {}
         for node in graph:
             if all(value is None or value.name in self._static for value in node.inputs):
@@ -100,6 +125,27 @@ class StaticValues:
             self._arrays[output.name] = result
         return self._arrays[value.name]
 
+    def rows(self, value: Value, count: int) -> Array | None:
+        """Return the first `count` rows of a float32 matrix that can be computed without the others, else None.
+
+        Raises BackendError when it has another shape than the graph says, or is larger than any table.
+        """
+        if value.producer() is None or (value.name, count) in self._tables:
+            return self._tables.get((value.name, count))
+        rows, *width = self._shape(value)
+        expected = (min(count, rows), *width)
+        if math.prod(expected) > MOST_TABLE_ELEMENTS:
+            raise BackendError(
+                f"{value.name!r} would have {list(expected)} elements; the limit is {MOST_TABLE_ELEMENTS}"
+            )
+        found = table_rows(value, expected[0], self.array)
+        if found is None or found.dtype != np.float32:
+            return None
+        if found.shape != expected:
+            raise BackendError(f"{value.name!r} has rows {list(found.shape)}, expected {list(expected)}")
+        self._tables[value.name, count] = found
+        return found
+
     def weight(self, value: Value) -> StoredWeight | None:
         """Return how a static matrix or stack of matrices is stored; None where kernels cannot read it as it is."""
         if value.name not in self._weights:
@@ -112,7 +158,11 @@ class StaticValues:
             name = _FLOAT_FORMATS.get(value.dtype or DataType.UNDEFINED)
             return None if name is None else StoredWeight(name, self._shape(value), self._raw(value))
         source = node.inputs[0] if node.inputs else None
-        if source is None or source.producer() is not None:
+        if source is None:
+            return None
+        if node.op_type == "DequantizeLinear" and node.domain == "" and _is_unpacked(source):
+            return self._quantized(node, source)
+        if source.producer() is not None:
             return None
         if node.op_type == "Cast" and node.domain == "" and value.dtype is DataType.FLOAT:
             name = _FLOAT_FORMATS.get(source.dtype or DataType.UNDEFINED)
@@ -122,12 +172,18 @@ class StaticValues:
         return None
 
     def _quantized(self, node: Node, source: Value) -> StoredWeight | None:
-        known = _SCALED_FORMATS.get(source.dtype or DataType.UNDEFINED)
+        unpacker = source.producer()
+        if unpacker is None:
+            known = _SCALED_FORMATS.get(source.dtype or DataType.UNDEFINED)
+        else:
+            known = ("int3", bool(unpacker.attributes.get_int("signed", 0)))
         scales = node.inputs[1]
         shape = self._shape(source)
-        if known is None or scales is None or len(shape) < 2 or scales.producer() is not None:
+        if known is None or scales is None or len(shape) < 2:
             return None
-        if scales.dtype not in (DataType.FLOAT, DataType.FLOAT16):
+        # Floats of 4 bits have scales that are quantized too; what they stand for is computed.
+        is_small = known[0] == "f4e2m1"
+        if not is_small and (scales.producer() is not None or scales.dtype not in (DataType.FLOAT, DataType.FLOAT16)):
             return None
         axis = node.attributes.get_int("axis", 1) % len(shape)
         block_size = node.attributes.get_int("block_size", 0)
@@ -135,17 +191,32 @@ class StaticValues:
         if not per_channel and (block_size < 1 or axis != len(shape) - 1):
             return None
         zero_points = node.inputs[2] if len(node.inputs) > 2 else None
-        if zero_points is not None and (zero_points.producer() is not None or known[0] == "f8e4m3"):
-            return None
+        if zero_points is not None:
+            if known[0] not in _ZERO_POINTS or _is_unpacked(zero_points) != (unpacker is not None):
+                return None
+            if unpacker is None and zero_points.producer() is not None:
+                return None
+            if unpacker is not None and _signed(zero_points) != known[1]:
+                return None
         return StoredWeight(
             known[0],
             shape,
-            self._raw(source),
-            self._raw(scales),
-            None if zero_points is None else self._raw(zero_points),
-            PER_CHANNEL if per_channel else block_size,
+            self._raw(_stored_under(source)),
+            self._float_scales(scales) if is_small else self._raw(scales),
+            None if zero_points is None else self._raw(_stored_under(zero_points)),
+            PER_CHANNEL if per_channel or block_size >= shape[-1] else block_size,
             known[1],
         )
+
+    def _float_scales(self, value: Value) -> View:
+        """Return what quantized scales stand for: float16 where that is exact, else float32."""
+        scales = np.asarray(self.array(value), dtype=np.float32)
+        magnitudes = np.abs(scales)
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16)
+        if bool(((magnitudes >= _SMALLEST_HALF) | (magnitudes == 0)).all()) and bool((halves == scales).all()):
+            return constant_view(halves, "f16")
+        return constant_view(scales, "f32")
 
     def _raw(self, value: Value) -> View:
         """Return the stored bits of an initializer, memory-mapped where they lie in a weight file."""
@@ -165,6 +236,8 @@ class StaticValues:
         dtype = value.dtype or DataType.UNDEFINED
         if dtype in (DataType.INT4, DataType.UINT4):
             return unpack_int4(array, self._shape(value), signed=dtype is DataType.INT4)
+        if dtype is DataType.FLOAT4E2M1:
+            return unpack_bits(array, 4, self._shape(value)).view(dtype.numpy())
         return array
 
     @staticmethod
@@ -180,11 +253,35 @@ class StaticValues:
                 return (inputs[0].astype(DataType(node.attributes.get_int("to")).numpy()),)
             if node.domain == "" and node.op_type == "DequantizeLinear":
                 return (_dequantize(node, inputs),)
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+            if node.domain == DOMAIN and node.op_type == "UnpackBits" and inputs[0] is not None:
+                shape, signed = tuple(node.attributes.get_ints("shape")), bool(node.attributes.get_int("signed", 0))
+                return (unpack_bits(inputs[0], node.attributes.get_int("bits"), shape, signed=signed),)
+        except (ArithmeticError, LookupError, MemoryError, QuantizationError, TypeError, ValueError) as error:
             raise BackendError(f"{label_of(node)} cannot be computed: {error or type(error).__name__}") from error
         from inferencex.runtime.backends.cpu.lowering.fallback import evaluate
 
         return evaluate(node, inputs)
+
+
+def _is_unpacked(value: Value) -> bool:
+    """Whether a value is integers of 3 bits out of a stored stream, which kernels expand themselves."""
+    node = value.producer()
+    if node is None or node.domain != DOMAIN or node.op_type != "UnpackBits" or node.attributes.get_int("bits") != 3:
+        return False
+    return node.inputs[0] is not None and node.inputs[0].producer() is None
+
+
+def _signed(unpacked: Value) -> bool:
+    node = unpacked.producer()
+    return node is not None and bool(node.attributes.get_int("signed", 0))
+
+
+def _stored_under(value: Value) -> Value:
+    """Return the initializer that a value is, or is unpacked from."""
+    node = value.producer()
+    source = value if node is None else node.inputs[0]
+    assert source is not None
+    return source
 
 
 def _dequantize(node: Node, inputs: Sequence[Array | None]) -> Array:

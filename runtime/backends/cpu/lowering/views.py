@@ -59,7 +59,7 @@ class View:
     def reshaped(self, dims: Sequence[Extent]) -> View | None:
         """Return a view of other dimensions and as many elements, or None where that takes a copy."""
         strides = _reshaped_strides(self.dims, self.strides, tuple(dims))
-        return None if strides is None else replace(self, dims=tuple(dims), strides=strides)
+        return None if strides is None else View(self.storage, self.dtype, tuple(dims), strides, self.offset)
 
     def transposed(self, order: Sequence[int]) -> View:
         """Return the view with its dimensions in another order."""

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import onnx
-
-from inferencex.formats.dialect.schemas import DOMAIN, OPSET, schemas
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node
+from inferencex.formats.onnx_messages import AttributeProto
+from inferencex.runtime.backends.cpu.lowering.signatures import Signature, signature_of
 
 _CONTRADICTIONS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
-# A schema names types as `AttrType.INT`.
-_TYPE_NUMBERS = {f"AttrType.{name}": number for name, number in onnx.AttributeProto.AttributeType.items()}
-_WITH_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-_REQUIRED = (onnx.defs.OpSchema.FormalParameterOption.Single, onnx.defs.OpSchema.FormalParameterOption.Variadic)
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """What an operator takes and gives.
-
-    inputs, outputs:  fewest and most
-    is_required:      for each input, whether it may not be left out; the last entry stands for all behind it
-    attributes:       their types, as ONNX numbers them
-    needed:           the attributes without a default
-    """
-
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    is_required: tuple[bool, ...]
-    attributes: Mapping[str, int]
-    needed: frozenset[str]
+_WITH_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
 def label_of(node: Node) -> str:
@@ -51,13 +28,13 @@ def check_nodes(graph: Graph) -> None:
     for node in graph:
         if any(attribute.type in _WITH_GRAPHS for attribute in node.proto.attribute):
             raise BackendError(f"{label_of(node)} holds a graph; the CPU backend runs graphs without any inside")
-        signature = _signature(node.domain, node.op_type)
+        signature = signature_of(node.domain, node.op_type)
         if signature is not None:
             _check_operands(node, signature)
             _check_attributes(node, signature)
 
 
-def _check_operands(node: Node, signature: _Signature) -> None:
+def _check_operands(node: Node, signature: Signature) -> None:
     for what, values, (fewest, most) in (
         ("inputs", node.inputs, signature.inputs),
         ("outputs", node.outputs, signature.outputs),
@@ -70,14 +47,14 @@ def _check_operands(node: Node, signature: _Signature) -> None:
             raise BackendError(f"{label_of(node)} lacks its input {place}, which may not be left out")
 
 
-def _check_attributes(node: Node, signature: _Signature) -> None:
+def _check_attributes(node: Node, signature: Signature) -> None:
     missing = signature.needed.difference(node.attributes)
     if missing:
         raise BackendError(f"{label_of(node)} lacks the attribute {min(missing)}")
     for attribute in node.proto.attribute:
         expected = signature.attributes.get(attribute.name)
         if expected is not None and attribute.type != expected:
-            found, wanted = (onnx.AttributeProto.AttributeType.Name(kind) for kind in (attribute.type, expected))
+            found, wanted = (AttributeProto.AttributeType.Name(kind) for kind in (attribute.type, expected))
             raise BackendError(f"{label_of(node)}: the attribute {attribute.name} is {found}, expected {wanted}")
 
 
@@ -94,23 +71,3 @@ def naming(node: Node) -> Iterator[None]:
         raise BackendError(
             f"{label_of(node)} has operands or attributes that contradict each other: {error or type(error).__name__}"
         ) from error
-
-
-@functools.cache
-def _signature(domain: str, op_type: str) -> _Signature | None:
-    if domain == DOMAIN:
-        schema = schemas().get(op_type)
-    else:
-        try:
-            schema = onnx.defs.get_schema(op_type, OPSET, domain)
-        except onnx.defs.SchemaError:
-            schema = None
-    if schema is None:
-        return None
-    return _Signature(
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        tuple(parameter.option in _REQUIRED for parameter in schema.inputs),
-        {name: _TYPE_NUMBERS[str(attribute.type)] for name, attribute in schema.attributes.items()},
-        frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
-    )

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from inferencex.formats.packing import group_count, pack_int4
+from inferencex.formats.packing import group_count, pack_bits, pack_int4
 from tests.runtime.backends.cpu.operations import Argument, Typed
 
 Array = NDArray[Any]
-FORMATS = ("f32", "bf16", "f16", "f8e4m3", "int8", "int4")
+FORMATS = ("f32", "bf16", "f16", "f8e4m3", "int8", "int4", "int3", "f4e2m1")
 EPSILON = 2.0**-23
 
 
@@ -48,6 +48,10 @@ SPECS = (
     Spec("int4", group=32, signed=False, zero_points=True),
     Spec("int4", group=7, zero_points=True, scales="float32"),
     Spec("int4", group=300, signed=False),
+    Spec("int3", group=64, signed=False, zero_points=True),
+    Spec("int3", group=5, scales="float32"),
+    Spec("f4e2m1", group=16),
+    Spec("f4e2m1", group=32, scales="float32"),
 )
 
 
@@ -58,6 +62,11 @@ class StoredWeight:
     operands: list[Argument]
     attributes: dict[str, Any]
     exact: NDArray[np.float64]
+
+    def for_integers(self) -> StoredWeight:
+        """Return what integer kernels take the operands for: twice the values of 4-bit floats."""
+        factor = 2 if self.attributes["format"] == "f4e2m1" else 1
+        return StoredWeight(self.operands, self.attributes, self.exact * factor)
 
 
 def stored_weight(rng: np.random.Generator, shape: tuple[int, ...], spec: Spec) -> StoredWeight:
@@ -76,20 +85,25 @@ def stored_weight(rng: np.random.Generator, shape: tuple[int, ...], spec: Spec) 
     stored_scales = scales if spec.scales else None
     factors = scales.astype(np.float64)[..., spread]
     if spec.format == "f8e4m3":
-        bits = (rng.standard_normal(shape) * 4).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        exact = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * factors
-        return StoredWeight([Typed(bits, "f8e4m3"), stored_scales, None], attributes, exact)
-    low, high = {"int8": (-128, 128), "int4": (-8, 8)}[spec.format] if spec.signed else (0, 16)
+        codes = (rng.standard_normal(shape) * 4).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        exact = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * factors
+        return StoredWeight([Typed(codes, "f8e4m3"), stored_scales, None], attributes, exact)
+    if spec.format == "f4e2m1":
+        codes = rng.integers(0, 16, shape).astype(np.uint8)
+        exact = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * factors
+        return StoredWeight([pack_int4(codes), stored_scales, None], attributes, exact)
+    bits = int(spec.format.removeprefix("int"))
+    low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if spec.signed else (0, 1 << bits)
     dtype = np.int8 if spec.signed else np.uint8
     values = rng.integers(low, high, shape).astype(dtype)
     zeros = rng.integers(low, high, scale_shape).astype(dtype) if spec.zero_points else None
     exact = values.astype(np.float64)
     if zeros is not None:
         exact -= zeros.astype(np.float64)[..., spread]
-    if spec.format == "int4":
+    if bits < 8:
         attributes["signed"] = int(spec.signed)
-        packed_zeros = None if zeros is None else pack_int4(zeros)
-        return StoredWeight([pack_int4(values), stored_scales, packed_zeros], attributes, exact * factors)
+        packed_zeros = None if zeros is None else pack_bits(zeros, bits)
+        return StoredWeight([pack_bits(values, bits), stored_scales, packed_zeros], attributes, exact * factors)
     return StoredWeight([values, stored_scales, zeros], attributes, exact * factors)
 
 

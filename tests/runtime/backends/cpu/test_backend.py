@@ -150,7 +150,7 @@ def test_fixed_scales_in_the_graph_run_on_integers() -> None:
         ({"positions": np.array([0, 1, 5], np.int32)}, "positions of sequence 0"),
         ({"context_lengths": np.array([2], np.int32)}, "more new tokens than context"),
         ({"context_lengths": np.array([60], np.int32)}, "beyond its block table"),
-        ({"context_lengths": np.array([400], np.int32)}, "400 tokens is longer than the model's 64"),
+        ({"context_lengths": np.array([400], np.int32)}, "400 tokens is longer than max_model_len=64"),
         ({"sequence_offsets": np.array([0, 2], np.int32)}, "do not span"),
         (
             {

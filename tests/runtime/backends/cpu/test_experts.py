@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ INTEGER_SPECS = (
     Spec("int8", group=32),
     Spec("int4", group=32),
     Spec("int4", group=64, signed=False, zero_points=True),
+    Spec("int3", group=64, signed=False, zero_points=True),
+    Spec("int3", group=32),
+    Spec("f4e2m1", group=16),
 )
 
 
@@ -62,7 +65,7 @@ def test_expert_linear_equals_float64(spec: Spec, isa: str) -> None:
 @pytest.mark.parametrize("spec", INTEGER_SPECS, ids=str)
 def test_expert_linear_on_quantized_activations(spec: Spec, isa: str) -> None:
     rng = np.random.default_rng(2)
-    weight = stored_weight(rng, (4, 70, 160), spec)
+    weight = stored_weight(rng, (4, 70, 160), spec).for_integers()
     x = rng.standard_normal((50, 160), dtype=np.float32)
     ids = rng.integers(0, 4, 50)
     y = expert_linear(x, ids, weight, threads=2, isa=isa, integer=1)
@@ -205,7 +208,8 @@ def test_many_tokens() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("spec", INTEGER_SPECS, ids=str)
 def test_experts_on_quantized_activations(spec: Spec, isa: str) -> None:
-    experts = layer(spec, hidden=128, inner=160)
+    stored = layer(spec, hidden=128, inner=160)
+    experts = replace(stored, gate_up=stored.gate_up.for_integers(), down=stored.down.for_integers())
     chosen = tokens(60, 2, 128, 5)
     y = run_layer(experts, chosen, threads=2, isa=isa, integer=1)
     expected = expected_of(experts, chosen)

@@ -30,6 +30,12 @@ SPECS = [
         scales="float16" if i % 2 else "float32",
     )
     for i, (group, zero_points) in enumerate((g, z) for g in GROUPS for z in (False, True))
+] + [
+    Spec("int3", group=64, signed=False, zero_points=True),
+    Spec("int3", group=7, scales="float32"),
+    Spec("f4e2m1", group=16),
+    Spec("f4e2m1", group=32, scales="float32"),
+    Spec("f4e2m1", group=5),
 ]
 
 
@@ -83,8 +89,11 @@ def quantized_rows(rng: np.random.Generator, rows: int, features: int, group: in
 
 def attributes_of(weight: StoredWeight, **more: Any) -> dict[str, Any]:
     channels, features = weight.exact.shape
+    stored_as = weight.attributes["format"]
     kept = {name: value for name, value in weight.attributes.items() if name != "format"}
-    bits = 4 if weight.attributes["format"] == "int4" else 8
+    if stored_as not in ("int4", "int8"):
+        kept["format"] = stored_as
+    bits = 4 if stored_as in ("int4", "int3") else 8
     return {"channels": channels, "features": features, "bits": bits, **kept, **more}
 
 
@@ -121,7 +130,7 @@ def assert_rounded(y: Floats, x: Rows, weight: StoredWeight, bias: Array | None 
 def test_equals_exact_integers(spec: Spec, isa: str) -> None:
     rng = np.random.default_rng(1)
     for channels, features in ((1, 5), (37, 333), (70, 256)):
-        weight = stored_weight(rng, (channels, features), spec)
+        weight = stored_weight(rng, (channels, features), spec).for_integers()
         x = quantized_rows(rng, max(ROWS), features, spec.group)
         for rows in ROWS:
             part = x.take(slice(rows))

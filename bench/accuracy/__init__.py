@@ -1,0 +1,1 @@
+"""Accuracy of quantized models at equal bits: our methods and those of our peers, in one harness."""

@@ -1,0 +1,156 @@
+"""Cut a graph into blocks that are executed one after the other, over all samples, with little kept between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from inferencex.convert.calibrate.sharing import SharedInput
+from inferencex.convert.passes.editing import is_weight
+from inferencex.formats.dialect.schemas import DOMAIN
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive nodes of a block, which compute what the next linears read.
+
+    inputs:   names of the values it reads that earlier stages or the graph's inputs provide
+    outputs:  names of the values that later nodes, or the graph's outputs, need once it has run; values that pass it
+              by are among them
+    weights:  names of the initializers it reads that hold parameters
+    shared:   the inputs of quantized linears that are there once it has run, and are read by the nodes right after it;
+              the inner value of experts counts with the input of the experts
+    """
+
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    shared: tuple[SharedInput, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stages that are calibrated, and kept when they are finished, together: a layer of the model."""
+
+    index: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """All nodes, in order."""
+        return tuple(node for stage in self.stages for node in stage.nodes)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weights that any stage reads."""
+        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.weights))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values that later blocks need."""
+        return self.stages[-1].outputs
+
+
+def static_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """List the nodes that read neither the step nor parameters: tables and shapes, the same in every step."""
+    moving = {str(value.name) for value in graph.inputs}
+    still: list[ir.Node] = []
+    for node in graph:
+        if any(v is not None and (str(v.name) in moving or is_weight(v)) for v in node.inputs):
+            moving.update(str(output.name) for output in node.outputs)
+        else:
+            still.append(node)
+    return still
+
+
+def cut_blocks(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[Block]:
+    """Cut between one attention and the next, and after the last, where the fewest numbers have to be kept.
+
+    An input that linears share, what absorbs its factors and all its readers stay in one block. Where no such place
+    lies between two attentions, both are in one block.
+    """
+    still = set(static_nodes(graph))
+    nodes = [node for node in graph if node not in still]
+    place = {node: index for index, node in enumerate(nodes)}
+    held = _held_together(graph, place, shared)
+    widths = _live_widths(graph, nodes)
+    attentions = [i for i, n in enumerate(nodes) if n.domain == DOMAIN and n.op_type == "Attention"]
+    cuts = [0]
+    for first, last in zip(attentions, [*attentions[1:], len(nodes) - 1], strict=True):
+        allowed = [p for p in range(first + 1, last + 1) if not any(low < p <= high for low, high in held)]
+        if allowed:
+            cuts.append(min(allowed, key=lambda p: (widths[p], -p)))
+    bounds = list(dict.fromkeys([*cuts, len(nodes)]))
+    before = _first_readers(graph, place, shared)
+    blocks = []
+    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        stops = sorted({p for p in before if start <= p < stop} | {stop})
+        stages = []
+        for low, high in zip([start, *stops], stops, strict=False):
+            read_next = tuple(before.get(high, ())) if high < stop else ()
+            stages.append(_stage(graph, nodes, low, high, read_next))
+        blocks.append(Block(index, tuple(stages)))
+    return blocks
+
+
+def _first_readers(
+    graph: ir.Graph, place: dict[ir.Node, int], shared: Sequence[SharedInput]
+) -> dict[int, list[SharedInput]]:
+    """Group shared inputs by the place of the first node that reads them."""
+    found: dict[int, list[SharedInput]] = {}
+    for one in shared:
+        first = min(place[use.node] for name in one.readers for use in graph.initializers[name].uses())
+        found.setdefault(first, []).append(one)
+    return found
+
+
+def _held_together(
+    graph: ir.Graph, place: dict[ir.Node, int], shared: Sequence[SharedInput]
+) -> list[tuple[int, int]]:
+    """Return the first and last place of the nodes that a shared input ties together."""
+    intervals = []
+    for one in shared:
+        tensors = [*one.readers, *(one.absorber.tensors if one.absorber else ())]
+        places = [place[use.node] for name in tensors for use in graph.initializers[name].uses() if use.node in place]
+        if places:
+            intervals.append((min(places), max(places)))
+    return intervals
+
+
+def _live_widths(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[int]:
+    """Return, for a cut before each node, how many numbers a token has to carry over it."""
+    place = {node: index for index, node in enumerate(nodes)}
+    changes = [0] * (len(nodes) + 2)
+    for index, node in enumerate(nodes):
+        for output in node.outputs:
+            last = max((place[use.node] for use in output.uses() if use.node in place), default=index)
+            width = math.prod(d for d in output.shape if isinstance(d, int)) if output.shape else 1
+            changes[index + 1] += width
+            changes[last + 1] -= width
+    widths, live = [], 0
+    for change in changes[: len(nodes) + 1]:
+        live += change
+        widths.append(live)
+    return widths
+
+
+def _stage(
+    graph: ir.Graph, nodes: Sequence[ir.Node], start: int, stop: int, shared: tuple[SharedInput, ...]
+) -> Stage:
+    moving = {str(v.name) for v in graph.inputs} | {str(o.name) for node in nodes for o in node.outputs}
+    before = {str(v.name) for v in graph.inputs} | {str(o.name) for node in nodes[:start] for o in node.outputs}
+    made = {str(o.name) for node in nodes[start:stop] for o in node.outputs}
+    reads = [v for node in nodes[start:stop] for v in node.inputs if v is not None]
+    wanted = {str(v.name) for node in nodes[stop:] for v in node.inputs if v is not None}
+    wanted |= {str(v.name) for v in graph.outputs}
+    return Stage(
+        tuple(nodes[start:stop]),
+        tuple(dict.fromkeys(str(v.name) for v in reads if str(v.name) in moving - made)),
+        tuple(sorted((made | before) & wanted)),
+        tuple(dict.fromkeys(str(v.name) for v in reads if is_weight(v))),
+        shared,
+    )

@@ -1,0 +1,62 @@
+"""What calibration decided, weight by weight, as the bundle stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inferencex.convert.calibrate.factors import with_divided_rows
+from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
+from inferencex.convert.layer_report import LayerReport
+from inferencex.formats.packing import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class CalibratedWeight:
+    """A quantized weight.
+
+    input_range:  largest absolute input over the calibration samples, where inputs have one scale; else None
+    """
+
+    tensor: QuantizedTensor
+    relative_error: float
+    input_range: float | None
+
+
+class CalibratedWeights:
+    """Reads finished blocks weight by weight; what they say nothing of is None."""
+
+    def __init__(self, work: WorkDir, blocks: Sequence[int]) -> None:
+        self._work = work
+        self._places: dict[str, int] = {}
+        self._plain: dict[str, int] = {}
+        self.layers: list[LayerReport] = []
+        for index in blocks:
+            block = work.load(index)
+            self._places.update(dict.fromkeys(block.quantized, index))
+            self._plain.update(dict.fromkeys(block.plain, index))
+            self.layers += [LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in block.report]
+        self._errors = {layer.name: layer.weight_error for layer in self.layers}
+
+    def quantized(self, name: str) -> CalibratedWeight | None:
+        """Return a weight as it is stored, its rows divided by the factors of what reads its outputs."""
+        index = self._places.get(name)
+        if index is None:
+            return None
+        block: FinishedBlock = self._work.load(index)
+        tensor = block.quantized[name]
+        divisors = block.row_divisors.get(name)
+        return CalibratedWeight(
+            tensor if divisors is None else with_divided_rows(tensor, divisors),
+            self._errors[name],
+            block.input_ranges.get(name),
+        )
+
+    def plain(self, name: str) -> Tensor | None:
+        """Return a tensor that factors changed, float32."""
+        index = self._plain.get(name)
+        return None if index is None else torch.from_numpy(np.array(self._work.load(index).plain[name]))

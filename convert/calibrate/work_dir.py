@@ -1,0 +1,183 @@
+"""The directory where finished blocks wait, so that an interrupted conversion continues where it was.
+
+    work.json               what the conversion was asked to do, and of which model: its fingerprint
+    block-00007.safetensors quantized and folded tensors of block 7, and its part of the report
+
+Every file appears whole or not at all. A directory that belongs to another conversion is refused, never emptied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from inferencex.formats.errors import OptionError, QuantizationError
+from inferencex.formats.packing import QuantizedTensor
+
+_DESCRIPTION = "work.json"
+_VERSION = 1
+_CONTENTS = "contents"
+_ARRAYS = ("plain", "factors", "row_divisors")
+
+
+@dataclass
+class FinishedBlock:
+    """What calibration decided about one block.
+
+    quantized:     packed weights by name, their columns multiplied by the factors of what they read
+    plain:         float32 tensors that factors changed, by name: scales of norms, biases, weights that stay plain
+    factors:       float32 `[K]` by the name of the input that is divided by them
+    row_divisors:  float32 `[N]` by the name of a quantized weight whose rows have to be divided by them
+    input_ranges:  largest absolute input by the name of a weight whose inputs have one scale
+    report:        what the report says of each layer, as JSON
+    """
+
+    quantized: dict[str, QuantizedTensor] = field(default_factory=dict)
+    plain: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    factors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    row_divisors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    input_ranges: dict[str, float] = field(default_factory=dict)
+    report: list[dict[str, Any]] = field(default_factory=list)
+
+
+class WorkDir:
+    """Finished blocks of one conversion, in a directory.
+
+    `fingerprint` says everything that the numbers depend on. Raises OptionError when the directory holds something
+    else, QuantizationError when a file in it is damaged.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
+        self.path = path
+        wanted = {"version": _VERSION, **json.loads(json.dumps(fingerprint))}
+        if path.exists() and not path.is_dir():
+            raise OptionError(f"--work-dir {path} is a file; give a directory")
+        path.mkdir(parents=True, exist_ok=True)
+        description = path / _DESCRIPTION
+        if description.exists():
+            _check_same(path, _read_json(description), wanted)
+        elif any(path.iterdir()):
+            raise OptionError(
+                f"--work-dir {path} holds files that are not of a conversion ({next(path.iterdir()).name}); "
+                "give an empty or a new directory"
+            )
+        else:
+            _write_whole(description, json.dumps(wanted, indent=1, sort_keys=True).encode())
+
+    def finished(self, index: int) -> bool:
+        """Tell whether a block is there."""
+        return self._file(index).exists()
+
+    def save(self, index: int, block: FinishedBlock) -> None:
+        """Keep a block; after this returns it survives a crash of the process, and of the machine."""
+        contents: dict[str, Any] = {"report": block.report, "input_ranges": block.input_ranges, "quantized": {}}
+        tensors: dict[str, NDArray[np.uint8]] = {}
+        for kind in _ARRAYS:
+            arrays = getattr(block, kind)
+            contents[kind] = {name: _put(tensors, f"{kind}:{name}", array) for name, array in arrays.items()}
+        for name, tensor in block.quantized.items():
+            entry = {}
+            for part in dataclasses.fields(tensor):
+                value = getattr(tensor, part.name)
+                key = f"{part.name}:{name}"
+                entry[part.name] = _put(tensors, key, value) if isinstance(value, np.ndarray) else {"value": value}
+            contents["quantized"][name] = entry
+        temporary = self.path / f"block-{index:05d}.partial"
+        save_file(tensors, temporary, metadata={_CONTENTS: json.dumps(contents, sort_keys=True)})
+        _commit(temporary, self._file(index))
+
+    def load(self, index: int) -> FinishedBlock:
+        """Return a block that is there; its arrays are memory-mapped. Raises QuantizationError when it is damaged."""
+        path = self._file(index)
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                contents = json.loads(file.metadata()[_CONTENTS])
+                arrays = {
+                    kind: {name: _take(file, f"{kind}:{name}", entry) for name, entry in contents[kind].items()}
+                    for kind in _ARRAYS
+                }
+                quantized = {
+                    name: QuantizedTensor(
+                        **{
+                            key: entry["value"] if "value" in entry else _take(file, f"{key}:{name}", entry)
+                            for key, entry in parts.items()
+                            if key != "shape"
+                        },
+                        shape=tuple(parts["shape"]["value"]),
+                    )
+                    for name, parts in contents["quantized"].items()
+                }
+        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise QuantizationError(
+                f"{path}: a finished block that cannot be read ({error}); delete this file, and it is made again"
+            ) from error
+        return FinishedBlock(quantized, **arrays, input_ranges=contents["input_ranges"], report=contents["report"])
+
+    def _file(self, index: int) -> Path:
+        return self.path / f"block-{index:05d}.safetensors"
+
+
+def _put(tensors: dict[str, NDArray[np.uint8]], key: str, array: NDArray[Any]) -> dict[str, Any]:
+    tensors[key] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {"dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def _take(file: Any, key: str, entry: Mapping[str, Any]) -> NDArray[Any]:
+    name = entry["dtype"]
+    dtype = np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+    array: NDArray[Any] = file.get_tensor(key).view(dtype).reshape(entry["shape"])
+    return array
+
+
+def _check_same(path: Path, found: Any, wanted: Mapping[str, Any]) -> None:
+    if not isinstance(found, dict):
+        raise OptionError(f"{path / _DESCRIPTION} is not the description of a conversion; give another --work-dir")
+    differing = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+    if differing:
+        key = differing[0]
+        raise OptionError(
+            f"--work-dir {path} holds blocks of a different conversion: {', '.join(differing)} differ"
+            f" ({key} was {_short(found.get(key))}, is {_short(wanted.get(key))}). "
+            "Give another directory, or delete this one"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: cannot be read ({error}); give another --work-dir") from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_suffix(".partial")
+    temporary.write_bytes(data)
+    _commit(temporary, path)
+
+
+def _commit(temporary: Path, path: Path) -> None:
+    """Give a written file its name once its bytes are on the disk."""
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,117 @@
+"""The stage of a conversion that calibrates: its options, its text, its work directory, its progress."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from inferencex.convert.calibrate.arithmetic import product_dtype
+from inferencex.convert.calibrate.data import CalibrationOptions, CalibrationSet, load_calibration
+from inferencex.convert.calibrate.result import CalibratedWeights
+from inferencex.convert.calibrate.run import BlockwiseCalibration, CalibrationLimits
+from inferencex.convert.calibrate.self_text import Sampler
+from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
+from inferencex.convert.quantize import TensorPlan
+from inferencex.convert.quantize.composition import Composition
+from inferencex.convert.source.base import Checkpoint
+from inferencex.convert.source.parameter import ParameterSource
+
+_ACTIVATION_BYTES = 2 << 30  # more go to disk; no result depends on it
+
+
+@dataclass(frozen=True)
+class CalibratedModel:
+    """What the calibration stage leaves: the weights, and the text they were calibrated on."""
+
+    weights: CalibratedWeights
+    data: CalibrationSet
+
+
+@dataclass(frozen=True)
+class CalibrationStage:
+    """Everything the stage reads.
+
+    output:    the bundle to be; scratch files lie beside it
+    work_dir:  where finished blocks are kept for another run; None keeps them only while this one lasts
+    """
+
+    model: ir.Model
+    plans: Sequence[TensorPlan]
+    sources: Mapping[str, ParameterSource]
+    checkpoint: Checkpoint
+    composition: Composition
+    options: CalibrationOptions
+    vocab_size: int
+    output: Path
+    work_dir: Path | None
+    threads: int | None
+
+    @contextmanager
+    def run(
+        self, sampler: Sampler | None, progress: Callable[[int, int, str], None]
+    ) -> Iterator[CalibratedModel]:
+        """Calibrate, and yield the result, which lives as long as the context.
+
+        `progress(done, total, what)` is called after each block. Raises OptionError, SourceError or
+        QuantizationError; KeyboardInterrupt says how to go on.
+        """
+        parent = self.output.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{self.output.name}.calibration-", dir=parent) as scratch:
+            data = load_calibration(
+                self.options, self.checkpoint.files, vocab_size=self.vocab_size, sampler=sampler
+            )
+            work = WorkDir(self.work_dir or Path(scratch) / "work", self._fingerprint(data))
+            activations = Path(scratch) / "activations"
+            activations.mkdir()
+            threads = self.threads or len(os.sched_getaffinity(0))
+            calibration = BlockwiseCalibration(
+                self.model,
+                self.plans,
+                self.sources,
+                self.composition,
+                torch.from_numpy(data.token_ids),
+                work,
+                CalibrationLimits(_ACTIVATION_BYTES, activations, threads),
+            )
+            try:
+                calibration.run(lambda done, total, block: progress(done, total, _describe(block)))
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(self._how_to_go_on()) from None
+            yield CalibratedModel(CalibratedWeights(work, calibration.finished_blocks), data)
+
+    def _how_to_go_on(self) -> str:
+        if self.work_dir is None:
+            return "nothing was kept; with --work-dir DIR finished blocks survive, and the same command goes on"
+        return f"finished blocks are in {self.work_dir}; the same command goes on from there"
+
+    def _fingerprint(self, data: CalibrationSet) -> dict[str, Any]:
+        """Say everything that the numbers depend on."""
+        checkpoint = self.checkpoint
+        return {
+            "source": dict(checkpoint.provenance()),
+            "files": [
+                [file.path.name, file.size, file.path.stat().st_mtime_ns] for file in checkpoint.weight_files
+            ],
+            "plans": [[p.name, p.method, None if p.scheme is None else asdict(p.scheme)] for p in self.plans],
+            "calibration": data.source,
+            "products": str(product_dtype()),
+            "tools": {name: version(name) for name in ("inferencex", "torch", "transformers")},
+        }
+
+
+def _describe(block: FinishedBlock) -> str:
+    """Say what came of a block: its first layer's name, and the error of its outputs."""
+    errors = [layer["output_error"] for layer in block.report if layer["output_error"] is not None]
+    if not errors:
+        return ""
+    return f"output error {100 * max(errors):.2f} %"

@@ -1,0 +1,2 @@
+#define KERNELS feedback_avx2
+#include "error_feedback.inc"

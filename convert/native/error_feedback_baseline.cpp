@@ -1,0 +1,2 @@
+#define KERNELS feedback_baseline
+#include "error_feedback.inc"
