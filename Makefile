@@ -8,6 +8,7 @@ PROMPT ?= Why is the sky blue?
 PYTEST_ARGS ?=
 COMPARE_ARGS ?=
 BENCH_ARGS ?=
+ACCURACY_ARGS ?=
 SANITIZE_ARGS ?=
 AARCH64_ARGS ?=
 FUZZ_EXAMPLES ?= 500
@@ -24,7 +25,7 @@ DEMO_BUNDLE := bundles/$(MODEL)-int4
 BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-vllm runtime-size architectures fidelity clean distclean
+.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-vllm accuracy accuracy-peers runtime-size architectures fidelity clean distclean
 
 help: ## Show this list.
 	@echo 'make demo and make test are all there is to a start. Targets:'
@@ -38,6 +39,7 @@ help: ## Show this list.
 	@echo '  TEST_WORKERS  processes that run the tests (one for each core, at most 8)'
 	@echo '  COMPARE_ARGS  more options for make fidelity, such as --text FILE --windows 64'
 	@echo '  BENCH_ARGS    more options for make bench, such as --engines inferencex --quick'
+	@echo '  ACCURACY_ARGS more options for make accuracy, such as --only ours,autoround'
 	@echo '  SANITIZE_ARGS more options of pytest for make sanitize and make sanitize-threads'
 	@echo '  AARCH64_ARGS  more options of pytest for make test-aarch64'
 	@echo '  FUZZ_EXAMPLES how many hostile bundles of each kind make fuzz tries (500)'
@@ -126,6 +128,20 @@ bench-vllm: $(VENV)/vllm/.installed ## Make the environment of its own that vLLM
 
 bench: $(VENV)/.peers ## Measure speed, start, memory and size beside other engines, and write docs/benchmarks.md.
 	$(BIN)/python -m bench $(if $(wildcard $(VENV)/vllm/.installed),--python vllm=$(VENV)/vllm/bin/python) $(BENCH_ARGS)
+
+# Peers of the quantization, each in an environment of its own, for they want different versions of one another's
+# dependencies. NNCF and llama.cpp are there for make bench already.
+PEERS := llm-compressor:llmcompressor autoround:auto-round gptqmodel:gptqmodel
+
+accuracy-peers: $(VENV)/.peers ## Make the environments of the tools that make accuracy compares with.
+	@for pair in $(PEERS); do environment=$(VENV)/peers/$${pair%%:*}; package=$${pair##*:}; \
+	  [ -e $$environment/.installed ] || { '$(PYTHON)' -m venv $$environment && \
+	  $$environment/bin/python -m pip install --quiet $(PIP_ARGS) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') -c constraints.txt torch && \
+	  $$environment/bin/python -m pip install --quiet $(PIP_ARGS) torch $$package && touch $$environment/.installed; } || \
+	  echo "$$package could not be installed" >&2; done
+
+accuracy: $(VENV)/.installed ## Measure what quantization does to SmolLM2, beside the peers there are, and write docs/accuracy.md.
+	HF_HUB_OFFLINE=1 $(BIN)/python -m bench.accuracy --environments $(VENV)/peers $(ACCURACY_ARGS)
 
 runtime-size: $(VENV)/.installed ## Install the runtime alone into a new environment and print its size on disk.
 	$(BIN)/python -m bench.install_size $(if $(PIP_ARGS),-- $(PIP_ARGS))

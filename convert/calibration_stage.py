@@ -22,24 +22,31 @@ from inferencex.convert.calibrate.self_text import Sampler
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.quantize import TensorPlan
 from inferencex.convert.quantize.composition import Composition
+from inferencex.convert.quantize.refine import Rates, Schedule
 from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.parameter import ParameterSource
 
+BLOCK_REFINEMENT = Schedule(
+    steps=40, samples_per_step=2, rates=Rates(rounding=1.25e-2, scales=1e-3, zeros=1e-2, plain=1e-3), check_every=20
+)
+"""What `--effort best` does with each block."""
 _ACTIVATION_BYTES = 2 << 30  # more go to disk; no result depends on it
 
 
 @dataclass(frozen=True)
 class CalibratedModel:
-    """What the calibration stage leaves: the weights, and the text they were calibrated on."""
+    """What the calibration stage leaves: the weights, the text they were calibrated on, and where they are kept."""
 
     weights: CalibratedWeights
     data: CalibrationSet
+    work: WorkDir
 
 
 @dataclass(frozen=True)
 class CalibrationStage:
     """Everything the stage reads.
 
+    effort:    `fast`, `normal` or `best`, which `composition` is of
     output:    the bundle to be; scratch files lie beside it
     work_dir:  where finished blocks are kept for another run; None keeps them only while this one lasts
     """
@@ -49,6 +56,7 @@ class CalibrationStage:
     sources: Mapping[str, ParameterSource]
     checkpoint: Checkpoint
     composition: Composition
+    effort: str
     options: CalibrationOptions
     vocab_size: int
     output: Path
@@ -82,12 +90,13 @@ class CalibrationStage:
                 torch.from_numpy(data.token_ids),
                 work,
                 CalibrationLimits(_ACTIVATION_BYTES, activations, threads),
+                BLOCK_REFINEMENT if self.effort == "best" else None,
             )
             try:
                 calibration.run(lambda done, total, block: progress(done, total, _describe(block)))
+                yield CalibratedModel(CalibratedWeights(work, calibration.finished_blocks), data, work)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(self._how_to_go_on()) from None
-            yield CalibratedModel(CalibratedWeights(work, calibration.finished_blocks), data)
 
     def _how_to_go_on(self) -> str:
         if self.work_dir is None:
@@ -104,6 +113,7 @@ class CalibrationStage:
             ],
             "plans": [[p.name, p.method, None if p.scheme is None else asdict(p.scheme)] for p in self.plans],
             "calibration": data.source,
+            "effort": self.effort,
             "products": str(product_dtype()),
             "tools": {name: version(name) for name in ("inferencex", "torch", "transformers")},
         }

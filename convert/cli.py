@@ -82,6 +82,14 @@ def convert(
             rich_help_panel=_QUANTIZATION,
         ),
     ] = False,
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="fast, normal, or best, which refines the whole model against its source's predictions and takes "
+            "several times as long; it costs nothing when the bundle runs.",
+            rich_help_panel=_CALIBRATION,
+        ),
+    ] = "normal",
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -209,6 +217,7 @@ def convert(
         if calibration is not None or scheme.needs_calibration
         else None,
         work_dir=work_dir,
+        effort=effort,
     )
     with observer(stderr_console()) as watching:
         report = run(options, watching)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 
 from inferencex.convert.calibrate.data import CalibrationOptions
 from inferencex.convert.calibrate.model_text import model_text
@@ -37,6 +39,8 @@ from inferencex.convert.pack import WeightPacker, parameters_read
 from inferencex.convert.passes import Optimized, optimize
 from inferencex.convert.passes.editing import static_dims
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, parse_scheme, plan_quantization
+from inferencex.convert.quantize.effort import EFFORTS, hurried
+from inferencex.convert.refinement_stage import RefinementStage
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
 from inferencex.convert.side_files import check_side_files
@@ -76,6 +80,7 @@ class ConvertOptions:
     threads: int | None = None
     calibration: CalibrationOptions | None = None
     work_dir: Path | None = None
+    effort: str = "normal"
 
     def __post_init__(self) -> None:
         """Refuse values that could only fail after much work; raises OptionError."""
@@ -90,6 +95,12 @@ class ConvertOptions:
                 raise OptionError(f"--verify-limit {self.verify_limit}: expected a number above 0")
             if not self.verify:
                 raise OptionError("--verify-limit means nothing with --no-verify; leave one of them out")
+        if self.effort not in EFFORTS:
+            raise OptionError(f"--effort {self.effort!r} is not one of {', '.join(EFFORTS)}")
+        if self.effort != "normal" and self.calibration_options is None:
+            raise OptionError(
+                f"--effort {self.effort} is for methods that calibrate, and --quantization {self.scheme.name} does not"
+            )
         if self.calibration is not None and self.scheme.linear is None:
             raise OptionError("--calibration means nothing with --quantization none; leave it out")
         if self.work_dir is not None and self.calibration_options is None:
@@ -212,6 +223,13 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
                 calibrated = stack.enter_context(stage.run(_model_text(options), observer.advance))
                 report.layers = calibrated.weights.layers
                 report.calibration = calibrated.data.source
+        if calibrated is not None and options.effort == "best":
+            with stages("refine"):
+                refinement = RefinementStage(optimized.model, sources, calibrated.work, options.threads)
+                judged, _ = _halves(calibrated.data.held_out)
+                report.refinement = refinement.run(
+                    calibrated.weights, calibrated.data.token_ids, judged, observer.advance
+                )
         with stages("quantize" if options.scheme.method != "none" else "pack"):
             weights = None if calibrated is None else calibrated.weights
             report.weights = _pack(writer, optimized.model, plans, sources, packing, weights, options, report, observer)
@@ -229,7 +247,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
                 report.held_out = held_out_fidelity(
                     source_runner(captured, sources),
                     staged,
-                    calibrated.data.held_out,
+                    calibrated.data.held_out if report.refinement is None else _halves(calibrated.data.held_out)[1],
                     progress=lambda done, total: observer.advance(done, total, "held-out windows"),
                 )
         report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
@@ -308,6 +326,11 @@ def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], packing: Packi
     return total
 
 
+def _halves(held_out: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide held-out windows: steps of refinement are judged by some, and their result by the others."""
+    return (held_out[::2], held_out[1::2]) if len(held_out) > 1 else (held_out, held_out)
+
+
 def _calibration_stage(
     optimized: Optimized,
     plans: Sequence[TensorPlan],
@@ -324,7 +347,8 @@ def _calibration_stage(
         plans,
         sources,
         checkpoint,
-        options.scheme.composition,
+        hurried(options.scheme.composition) if options.effort == "fast" else options.scheme.composition,
+        options.effort,
         calibration,
         table.shape[0],
         options.output,

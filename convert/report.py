@@ -26,6 +26,7 @@ class Report:
     calibration:  the text that was used for it, as in `bundle.json`
     fidelity:     the bundle against its source on a short text, always
     held_out:     the same on text that calibration did not see
+    refinement:   what `--effort best` learned: mean KL on held-out text before and after, and its course
     """
 
     model: str
@@ -42,6 +43,7 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     calibration: dict[str, Any] | None = None
     held_out: HeldOutFidelity | None = None
+    refinement: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -64,6 +66,7 @@ class Report:
             "bits_per_weight": bits_per_weight(self.layers) if self.layers else None,
             "calibration": self.calibration,
             "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "refinement": self.refinement,
         }
 
     def to_markdown(self) -> str:

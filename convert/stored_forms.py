@@ -1,6 +1,6 @@
 """What a graph gains to read weights as they are stored, and to quantize what they are multiplied with.
 
-All of it is ONNX, but for two operators of the dialect: `UnpackBits` for integers of 3 bits, `QuantizeRows` for
+All of it is ONNX, but for two operators of the dialect: `UnpackBits` for integers of 3, 5 and 6 bits, `QuantizeRows` for
 activations that get their scale when they come.
 """
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from inferencex.convert.passes.editing import Editor
 from inferencex.convert.quantize.scheme import ActivationScheme
 from inferencex.formats.dialect import DOMAIN
+from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import QuantizationError
 from inferencex.formats.packing import QuantizedTensor
 
@@ -63,7 +64,7 @@ class StoredForms:
             nodes.append(self._node("DequantizeLinear", inputs, _FLOAT_OUTPUT, scales, "float"))
             nodes[-1].outputs[0].shape = ir.Shape(tensor.scale_shape)
             scales = nodes[-1].outputs[0]
-        elif tensor.scale_dtype == ir.DataType.FLOAT8E8M0:
+        elif tensor.scale_dtype is DataType.FLOAT8E8M0:
             opsets = self._model.graph.opset_imports
             opsets[""] = max(opsets.get("", 0), OPSET_OF_POWER_OF_TWO_SCALES)
         inputs = [values, scales, *([] if zero_points is None else [zero_points])]

@@ -17,8 +17,10 @@ IntegerArray = NDArray[np.int8] | NDArray[np.uint8]
 Number = Literal["int", "e4m3", "e2m1"]
 """What one value of a weight is: an integer, or a float of 8 or 4 bits (OCP, "Microscaling Formats", section 5.3)."""
 
-NUMBER_BITS: dict[Number, tuple[int, ...]] = {"int": (3, 4, 8), "e4m3": (8,), "e2m1": (4,)}
+NUMBER_BITS: dict[Number, tuple[int, ...]] = {"int": (3, 4, 5, 6, 8), "e4m3": (8,), "e2m1": (4,)}
 """Bits that a number may have."""
+
+_BIT_STREAMS = (3, 5, 6)  # for which ONNX has no type
 
 PER_CHANNEL = -1
 """The group size that means: one scale for each output channel."""
@@ -120,13 +122,13 @@ _SCALE_TYPES: dict[Number, tuple[str, ...]] = {
 class QuantizedTensor:
     """A weight `[..., N, K]` as small numbers in groups along K: `weight = (value - zero_point) * scale`.
 
-    values:       3 bits: uint8 `[ceil(size * 3 / 8)]`, see `pack_bits`; 4 bits: uint8 `[ceil(size / 2)]`, see
-                  `pack_int4`, of integers or of the codes of float4_e2m1fn; 8 bits: int8 or float8_e4m3fn of the
+    values:       3, 5 and 6 bits: uint8 `[ceil(size * bits / 8)]`, see `pack_bits`; 4 bits: uint8 `[ceil(size / 2)]`,
+                  see `pack_int4`, of integers or of the codes of float4_e2m1fn; 8 bits: int8 or float8_e4m3fn of the
                   tensor's shape
     scales:       `[..., N, ceil(K / group_size)]`, or `[N]` per channel: float16 or float32; of e2m1 numbers
                   float8_e4m3fn (times `tensor_scale`) or float8_e8m0fnu, powers of two
     zero_points:  None when symmetric; else stored like `values`, in the shape of `scales`; floats are symmetric
-    bits:         3, 4 or 8; asymmetric integers of 3 and 4 bits are unsigned (0..7, 0..15), all others signed
+    bits:         3, 4, 5, 6 or 8; asymmetric integers of less than 8 bits are unsigned (0..7, 0..15), all others signed
     group_size:   input channels that share a scale; `PER_CHANNEL` for one scale a row (matrices only)
     shape:        the logical shape `[..., N, K]`
     number:       what a value is
@@ -205,7 +207,7 @@ class QuantizedTensor:
     @property
     def is_bit_stream(self) -> bool:
         """Whether values and zero points are streams of bits to the IR, which `UnpackBits` expands."""
-        return self.bits == 3
+        return self.number == "int" and self.bits in _BIT_STREAMS
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the IR's shape of values or zero points whose logical shape is `shape`."""

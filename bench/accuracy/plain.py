@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from bench.accuracy.tools.base import Activations, Logits
 from inferencex.convert.source.base import TensorHandle
@@ -24,6 +25,7 @@ _load: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_pretrained
 
 def load_model(checkpoint: Path) -> PreTrainedModel:
     """Load a checkpoint in float32."""
+    disable_progress_bar()
     return _load(checkpoint, dtype=torch.float32).eval()
 
 
@@ -31,9 +33,7 @@ def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return the linears of a model by name, all but the head."""
     head = model.get_output_embeddings()
     return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     }
 
 
@@ -85,7 +85,7 @@ def quantize_inputs(linears: Iterable[nn.Linear], activations: Activations) -> N
 
 
 def rounded(values: torch.Tensor, activations: Activations) -> torch.Tensor:
-    """Round float32 values `[..., K]` to INT8 or E4M3 numbers times the scale of their row, and return them as float32."""
+    """Round float32 values `[..., K]` to INT8 or E4M3 numbers times the scale of their row; return them as float32."""
     largest = _LARGEST[activations]
     scales = (values.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     scaled = (values / scales).clamp(-largest, largest)

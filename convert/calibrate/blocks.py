@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,8 +74,7 @@ def cut_blocks(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[Block]:
     An input that linears share, what absorbs its factors and all its readers stay in one block. Where no such place
     lies between two attentions, both are in one block.
     """
-    still = set(static_nodes(graph))
-    nodes = [node for node in graph if node not in still]
+    nodes = _quantized_last(graph, shared)
     place = {node: index for index, node in enumerate(nodes)}
     held = _held_together(graph, place, shared)
     widths = _live_widths(graph, nodes)
@@ -92,18 +92,48 @@ def cut_blocks(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[Block]:
         stages = []
         for low, high in zip([start, *stops], stops, strict=False):
             read_next = tuple(before.get(high, ())) if high < stop else ()
-            stages.append(_stage(graph, nodes, low, high, read_next))
+            stages.append(make_stage(graph, nodes, low, high, read_next))
         blocks.append(Block(index, tuple(stages)))
     return blocks
+
+
+def _quantized_last(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[ir.Node]:
+    """Order the nodes that are not static so that everything else that can run does so before a quantized linear.
+
+    The choice of experts is then known before any linear that reads what the experts read is quantized.
+    """
+    still = set(static_nodes(graph))
+    waiting = [node for node in graph if node not in still]
+    delayed = {use.node for one in shared for name in one.quantized for use in graph.initializers[name].uses()}
+    inputs_left = {
+        node: {p for v in node.inputs if v is not None and (p := v.producer()) is not None and p not in still}
+        for node in waiting
+    }
+    users: dict[ir.Node, list[ir.Node]] = {}
+    for node, sources in inputs_left.items():
+        for source in sources:
+            users.setdefault(source, []).append(node)
+    original = {node: index for index, node in enumerate(waiting)}
+    ready = [(node in delayed, original[node]) for node in waiting if not inputs_left[node]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        node = waiting[heapq.heappop(ready)[1]]
+        ordered.append(node)
+        for user in users.get(node, ()):
+            inputs_left[user].discard(node)
+            if not inputs_left[user]:
+                heapq.heappush(ready, (user in delayed, original[user]))
+    return ordered
 
 
 def _first_readers(
     graph: ir.Graph, place: dict[ir.Node, int], shared: Sequence[SharedInput]
 ) -> dict[int, list[SharedInput]]:
-    """Group shared inputs by the place of the first node that reads them."""
+    """Group shared inputs by the place of the first quantized linear that reads them."""
     found: dict[int, list[SharedInput]] = {}
     for one in shared:
-        first = min(place[use.node] for name in one.readers for use in graph.initializers[name].uses())
+        first = min(place[use.node] for name in one.quantized for use in graph.initializers[name].uses())
         found.setdefault(first, []).append(one)
     return found
 
@@ -138,9 +168,10 @@ def _live_widths(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[int]:
     return widths
 
 
-def _stage(
-    graph: ir.Graph, nodes: Sequence[ir.Node], start: int, stop: int, shared: tuple[SharedInput, ...]
+def make_stage(
+    graph: ir.Graph, nodes: Sequence[ir.Node], start: int, stop: int, shared: tuple[SharedInput, ...] = ()
 ) -> Stage:
+    """Make a stage of `nodes[start:stop]`, all the nodes of a graph that are not static in an order they can run."""
     moving = {str(v.name) for v in graph.inputs} | {str(o.name) for node in nodes for o in node.outputs}
     before = {str(v.name) for v in graph.inputs} | {str(o.name) for node in nodes[:start] for o in node.outputs}
     made = {str(o.name) for node in nodes[start:stop] for o in node.outputs}

@@ -46,7 +46,7 @@ class LayerQuantizer:
         dense = not all(map(self.routing.is_expert, shared.readers))
         needs_gram = self.composition.needs_gram and (dense or shared.absorber is not None)
         statistics = input_statistics(
-            shared.value, self.streams.rows(shared.value), shared.channels, self.pool, with_gram=needs_gram
+            shared.value, self.streams.rows(shared.value), shared.channels, self.pool, self.threads, with_gram=needs_gram
         )
         factors = self._factors(shared, statistics, originals)
         if factors is not None:
@@ -111,6 +111,7 @@ class LayerQuantizer:
                 self.routing.rows(name, expert, self.streams),
                 matrix.shape[-1],
                 self.pool,
+                self.threads,
                 with_gram=self.composition.needs_gram,
             )
             statistics = statistics if factors is None else scaled(statistics, factors)

@@ -32,6 +32,7 @@ class CalibratedWeights:
 
     def __init__(self, work: WorkDir, blocks: Sequence[int]) -> None:
         self._work = work
+        self._refined: FinishedBlock | None = None
         self._places: dict[str, int] = {}
         self._plain: dict[str, int] = {}
         self.layers: list[LayerReport] = []
@@ -42,14 +43,24 @@ class CalibratedWeights:
             self.layers += [LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in block.report]
         self._errors = {layer.name: layer.weight_error for layer in self.layers}
 
+    @property
+    def names(self) -> list[str]:
+        """The weights that calibration quantized."""
+        return list(self._places)
+
+    def refine(self, refined: FinishedBlock) -> None:
+        """Take what refinement made instead, where it made something."""
+        self._refined = refined
+
     def quantized(self, name: str) -> CalibratedWeight | None:
         """Return a weight as it is stored, its rows divided by the factors of what reads its outputs."""
         index = self._places.get(name)
         if index is None:
             return None
-        block: FinishedBlock = self._work.load(index)
-        tensor = block.quantized[name]
-        divisors = block.row_divisors.get(name)
+        block = self._work.load(index)
+        tensor, divisors = block.quantized[name], block.row_divisors.get(name)
+        if self._refined is not None and name in self._refined.quantized:
+            tensor, divisors = self._refined.quantized[name], None
         return CalibratedWeight(
             tensor if divisors is None else with_divided_rows(tensor, divisors),
             self._errors[name],
@@ -58,5 +69,7 @@ class CalibratedWeights:
 
     def plain(self, name: str) -> Tensor | None:
         """Return a tensor that factors changed, float32."""
+        if self._refined is not None and name in self._refined.plain:
+            return torch.from_numpy(np.array(self._refined.plain[name]))
         index = self._plain.get(name)
         return None if index is None else torch.from_numpy(np.array(self._work.load(index).plain[name]))

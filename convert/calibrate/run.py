@@ -17,13 +17,16 @@ from inferencex.convert.calibrate.arithmetic import one_thread_each, product_dty
 from inferencex.convert.calibrate.blocks import Block, cut_blocks
 from inferencex.convert.calibrate.factors import absorb, effective_weights
 from inferencex.convert.calibrate.layers import LayerQuantizer
+from inferencex.convert.calibrate.reconstruction import BlockReconstruction, BlockRunner, final_weights
 from inferencex.convert.calibrate.routing import Routing
 from inferencex.convert.calibrate.sharing import shared_inputs
 from inferencex.convert.calibrate.streams import Streams
+from inferencex.convert.calibrate.whole_model import as_read
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.passes.weights import expression_of
 from inferencex.convert.quantize import TensorPlan
 from inferencex.convert.quantize.composition import Composition
+from inferencex.convert.quantize.refine import Schedule
 from inferencex.convert.source.parameter import ParameterSource
 
 
@@ -45,7 +48,7 @@ class BlockwiseCalibration:
     """The calibrated quantization of one model.
 
     `token_ids` is int64 `[samples, length]`. `work` keeps finished blocks; those that it has already are executed and
-    not computed again. `finished_blocks` are the blocks that there will be.
+    not computed again. With `refinement` every block is refined for so long. `finished_blocks` are the blocks that there will be.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class BlockwiseCalibration:
         token_ids: Tensor,
         work: WorkDir,
         limits: CalibrationLimits,
+        refinement: Schedule | None = None,
     ) -> None:
         self._graph = model.graph
         self._plans = {p.name: p for p in plans if p.scheme is not None and p.is_stored and p.role in _CALIBRATED}
         self._sources, self._composition = sources, composition
         self._token_ids, self._work, self._limits = token_ids, work, limits
+        self._refinement = refinement
         self.blocks = cut_blocks(model.graph, shared_inputs(model, self._plans))
         last = max((block.index for block in self.blocks if any(stage.shared for stage in block.stages)), default=-1)
         self.finished_blocks = range(last + 1)
@@ -74,8 +79,9 @@ class BlockwiseCalibration:
         limits = self._limits
         store = ActivationStore(limits.scratch, limits.activation_bytes)
         with one_thread_each(), ThreadPoolExecutor(limits.threads) as pool:
+            refined = self._refinement is not None
             streams = Streams(
-                self._graph, self._token_ids, store, pool, with_source=False
+                self._graph, self._token_ids, store, pool, with_source=refined, sequences=1 if refined else None
             )
             quantizer = LayerQuantizer(
                 self._plans, self._composition, Routing(self._graph), streams, pool, limits.threads
@@ -85,12 +91,12 @@ class BlockwiseCalibration:
                 progress(index + 1, len(self.finished_blocks), finished)
 
     def _finish(self, block: Block, streams: Streams, quantizer: LayerQuantizer) -> FinishedBlock:
-        looked_up = {str(node.inputs[0].name) for node in block.nodes if node.op_type == "Gather" and node.inputs[0]}
         originals = {name: self._evaluate(name) for name in block.weights}
-        source = {name: w if name in looked_up else _for_products(w) for name, w in originals.items()}
+        source = as_read(block.nodes, originals)
         known = self._work.load(block.index) if self._work.finished(block.index) else None
         finished = known or FinishedBlock()
         quantized = dict(source)
+        before = [streams.values(batch) for batch in range(streams.batches)] if self._refinement is not None else []
         for stage in block.stages:
             streams.advance(stage, {"source": source, "quantized": quantized})
             for shared in stage.shared:
@@ -99,10 +105,16 @@ class BlockwiseCalibration:
                     quantizer.quantize(shared, originals, finished)
                 if inner:
                     streams.drop(shared.value)
-                quantized.update((n, _for_products(w)) for n, w in effective_weights(shared, finished).items())
+                quantized.update((n, w.to(product_dtype())) for n, w in effective_weights(shared, finished).items())
         if known is None:
             absorb(block, originals, finished)
+            if self._refinement is not None:
+                reconstruction = BlockReconstruction(self._graph, streams, self._refinement, self._limits.threads)
+                reconstruction.refine(block, before, originals, finished)
             self._work.save(block.index, finished)
+        if self._refinement is not None:
+            runner, weights = BlockRunner(self._graph, block), final_weights(block, originals, finished)
+            streams.replace(lambda batch: runner.run(before[batch], weights, streams.sequences))
         return finished
 
     def _evaluate(self, name: str) -> Tensor:
@@ -111,10 +123,3 @@ class BlockwiseCalibration:
 
 
 _CALIBRATED = ("linear", "experts", "head")
-
-
-def _for_products(weight: Tensor) -> Tensor:
-    """Return a weight as it is multiplied: matrices in the dtype of products, vectors in float32."""
-    if not weight.is_floating_point():
-        return weight
-    return weight.to(product_dtype() if weight.dim() >= 2 else torch.float32)

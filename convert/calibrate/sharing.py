@@ -53,18 +53,31 @@ class SharedInput:
     channels:  K
     readers:   names of the weights that multiply it, with input channels along their last axis; those of experts,
                `[E, N, K]`, see the rows that are routed to them
+    quantized: those of the readers that are to be quantized
     absorber:  what can divide it by factors, or None
     """
 
     value: str
     channels: int
     readers: tuple[str, ...]
+    quantized: tuple[str, ...]
     absorber: Absorber | None = None
 
 
 def inner_name(node: ir.Node) -> str:
     """Name the value between the two linears of an `Experts` node."""
     return f"{node.outputs[0].name}.inner"
+
+
+def multiplied_weights(node: ir.Node) -> list[ir.Value]:
+    """List the parameters that a node multiplies its input with."""
+    if node.domain == "" and node.op_type == "Gemm":
+        places: tuple[int, ...] = (1,)
+    elif node.domain == DOMAIN:
+        places = {"Experts": (3, 4), "ExpertLinear": (2,)}.get(node.op_type, ())
+    else:
+        places = ()
+    return [value for place in places if is_weight(value := node.inputs[place]) and value is not None]
 
 
 def shared_inputs(model: ir.Model, quantized: Collection[str]) -> list[SharedInput]:
@@ -74,7 +87,7 @@ def shared_inputs(model: ir.Model, quantized: Collection[str]) -> list[SharedInp
         for weight, value in _reads(node):
             if weight in quantized and value not in found:
                 channels = static_dims(model.graph.initializers[weight])[-1]
-                found[value] = _shared(node, value, channels)
+                found[value] = _shared(node, value, channels, quantized)
     return list(found.values())
 
 
@@ -89,14 +102,16 @@ def _reads(node: ir.Node) -> list[tuple[str, str]]:
     return []
 
 
-def _shared(node: ir.Node, value: str, channels: int) -> SharedInput:
+def _shared(node: ir.Node, value: str, channels: int, quantized: Collection[str]) -> SharedInput:
     if value == inner_name(node):
-        return SharedInput(value, channels, (_name(node.inputs[4]),), _inside_experts(node))
+        down = (_name(node.inputs[4]),)
+        return SharedInput(value, channels, down, down, _inside_experts(node))
     source = node.inputs[0]
     assert source is not None
     readers = [weight for use in source.uses() for weight, read in _reads(use.node) if read == value]
     absorber = _norm(source) or _linear_before(source)
-    return SharedInput(value, channels, tuple(dict.fromkeys(readers)), absorber)
+    distinct = tuple(dict.fromkeys(readers))
+    return SharedInput(value, channels, distinct, tuple(name for name in distinct if name in quantized), absorber)
 
 
 def _inside_experts(node: ir.Node) -> Absorber | None:

@@ -15,7 +15,7 @@ from inferencex.formats.errors import QuantizationError
 
 
 def input_statistics(
-    name: str, batches: Sequence[Rows], channels: int, pool: Executor, *, with_gram: bool
+    name: str, batches: Sequence[Rows], channels: int, pool: Executor, threads: int, *, with_gram: bool
 ) -> Calibration:
     """Gather the statistics of `batches` of rows `[rows, channels]` of the value called `name`.
 
@@ -36,5 +36,5 @@ def input_statistics(
             "the checkpoint is damaged, or the model does not work on this text"
         )
     mean = (squares / max(tokens, 1)).to(torch.float32).numpy()
-    gram = gram_matrix(batches, channels, pool).numpy() if with_gram else None
+    gram = gram_matrix(batches, channels, pool, threads).numpy() if with_gram else None
     return Calibration(mean_square=mean, gram=gram, absolute_max=largest.numpy(), tokens=tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from inferencex.convert.calibrate.activations import ActivationStore
 from inferencex.convert.calibrate.arithmetic import product_dtype
 from inferencex.convert.calibrate.blocks import Stage
-from inferencex.convert.calibrate.executor import BlockExecutor, step_inputs
+from inferencex.convert.calibrate.executor import BlockExecutor, Values, step_inputs
 from inferencex.convert.calibrate.sharing import inner_name
 from inferencex.formats.dialect.schemas import DOMAIN
 
@@ -29,10 +29,18 @@ class Streams:
     """
 
     def __init__(
-        self, graph: ir.Graph, token_ids: Tensor, store: ActivationStore, pool: Executor, *, with_source: bool
+        self,
+        graph: ir.Graph,
+        token_ids: Tensor,
+        store: ActivationStore,
+        pool: Executor,
+        *,
+        with_source: bool,
+        sequences: int | None = None,
     ) -> None:
-        samples, length = token_ids.shape
-        step = max(1, _BATCH_TOKENS // length)
+        """Begin at the graph's inputs. `sequences` says how many samples a batch has, if not as many as go well."""
+        step = sequences or max(1, _BATCH_TOKENS // token_ids.shape[1])
+        self.sequences = step
         self.names = ("source", "quantized") if with_source else ("quantized",)
         self._executor = BlockExecutor(graph)
         self._store, self._pool = store, pool
@@ -76,6 +84,29 @@ class Streams:
             return load
 
         return [get(batch) for batch in range(len(self._sequences))]
+
+    def values(self, batch: int, stream: str = "quantized") -> Values:
+        """Return everything that is kept of a batch."""
+        return {name: self._store.get(_key(stream, batch, name)) for name in sorted(self._kept)}
+
+    @property
+    def batches(self) -> int:
+        """How many batches there are."""
+        return len(self._sequences)
+
+    def replace(self, compute: Callable[[int], Values]) -> None:
+        """Replace the quantized stream's values of every batch by what `compute(batch)` has of them."""
+
+        def renew(batch: int) -> None:
+            for name, tensor in compute(batch).items():
+                if name in self._kept:
+                    key = _key("quantized", batch, name)
+                    kept = self._store.get(key).dtype
+                    self._store.drop(key)
+                    self._store.put(key, tensor.to(kept))
+
+        for _ in self._pool.map(renew, range(len(self._sequences))):
+            pass
 
     def compute_inner(self, name: str, weights: Mapping[str, Tensor]) -> bool:
         """Compute what the second linears of experts read, if `name` is such a value, to be had from `rows`."""

@@ -2,6 +2,7 @@
 
     work.json               what the conversion was asked to do, and of which model: its fingerprint
     block-00007.safetensors quantized and folded tensors of block 7, and its part of the report
+    refined.safetensors     the same of all blocks, after refinement over the whole model
 
 Every file appears whole or not at all. A directory that belongs to another conversion is refused, never emptied.
 """
@@ -75,12 +76,12 @@ class WorkDir:
         else:
             _write_whole(description, json.dumps(wanted, indent=1, sort_keys=True).encode())
 
-    def finished(self, index: int) -> bool:
-        """Tell whether a block is there."""
+    def finished(self, index: int | str) -> bool:
+        """Tell whether a block, or what else has such a name, is there."""
         return self._file(index).exists()
 
-    def save(self, index: int, block: FinishedBlock) -> None:
-        """Keep a block; after this returns it survives a crash of the process, and of the machine."""
+    def save(self, index: int | str, block: FinishedBlock) -> None:
+        """Keep a block, or under a name what goes over all blocks; after this returns it survives a crash of the process, and of the machine."""
         contents: dict[str, Any] = {"report": block.report, "input_ranges": block.input_ranges, "quantized": {}}
         tensors: dict[str, NDArray[np.uint8]] = {}
         for kind in _ARRAYS:
@@ -93,11 +94,11 @@ class WorkDir:
                 key = f"{part.name}:{name}"
                 entry[part.name] = _put(tensors, key, value) if isinstance(value, np.ndarray) else {"value": value}
             contents["quantized"][name] = entry
-        temporary = self.path / f"block-{index:05d}.partial"
+        temporary = self._file(index).with_suffix(".partial")
         save_file(tensors, temporary, metadata={_CONTENTS: json.dumps(contents, sort_keys=True)})
         _commit(temporary, self._file(index))
 
-    def load(self, index: int) -> FinishedBlock:
+    def load(self, index: int | str) -> FinishedBlock:
         """Return a block that is there; its arrays are memory-mapped. Raises QuantizationError when it is damaged."""
         path = self._file(index)
         try:
@@ -124,8 +125,9 @@ class WorkDir:
             ) from error
         return FinishedBlock(quantized, **arrays, input_ranges=contents["input_ranges"], report=contents["report"])
 
-    def _file(self, index: int) -> Path:
-        return self.path / f"block-{index:05d}.safetensors"
+    def _file(self, index: int | str) -> Path:
+        name = index if isinstance(index, str) else f"block-{index:05d}"
+        return self.path / f"{name}.safetensors"
 
 
 def _put(tensors: dict[str, NDArray[np.uint8]], key: str, array: NDArray[Any]) -> dict[str, Any]:

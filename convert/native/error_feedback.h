@@ -20,7 +20,7 @@ constexpr int64_t kFeedbackRows = 64;   // rows to a tile of weights
 constexpr int64_t kFactorColumns = 64;  // channels eliminated at a time
 constexpr int64_t kUpdateRows = 32;     // rows that one call of `update` changes at most
 
-// Row-major [channels, channels]; row j of the factor holds V_ij for i < j, then D_j; what follows is left as it was.
+// Row-major [channels, channels]; row j of the factor holds V_ij for i < j, then D_j; the rest is undefined.
 struct Factorization {
     float *matrix;
     int64_t channels;

@@ -1,2 +1,3 @@
+#define LANES 16
 #define KERNELS feedback_avx512
 #include "error_feedback.inc"

@@ -1,2 +1,3 @@
+#define LANES 4
 #define KERNELS feedback_baseline
 #include "error_feedback.inc"

@@ -98,7 +98,7 @@ Weights checked_weights(const WeightArray &array, const std::string &element, in
 }
 
 void check_bits(int bits) {
-    if (bits != 3 && bits != 4 && bits != 8) throw std::invalid_argument("only 3, 4 and 8 bits are supported");
+    if ((bits < 3 || bits > 6) && bits != 8) throw std::invalid_argument("only 3, 4, 5, 6 and 8 bits are supported");
 }
 
 Scan scan(const WeightArray &array, const std::string &element, int64_t group_size, int bits, bool symmetric,

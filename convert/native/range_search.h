@@ -32,7 +32,7 @@ static inline int64_t group_count(const Weights &weights) {
 }
 
 struct Options {
-    int bits;          // 3, 4 or 8
+    int bits;          // 3, 4, 5, 6 or 8
     bool symmetric;    // no zero point
     bool half_scales;  // scales are rounded to float16; the caller knows that they fit
     bool search;       // otherwise the full range
@@ -49,7 +49,7 @@ struct FloatOptions {
 };
 
 struct Output {
-    uint8_t *values;       // row-major, zeroed by the caller: 4 bits an element, 8 if it has 8 or 3 bits
+    uint8_t *values;       // row-major, zeroed by the caller: 4 bits an element that has 4, else 8
     float *scales;         // [rows, groups]
     uint8_t *zero_points;  // of integers, one a group, like the values; unused when symmetric
     double *errors;        // [rows] squared error, importance not counted

@@ -38,7 +38,7 @@ class Gptq:
     """
 
     name = "gptq"
-    types: tuple[str, ...] = ("int3", "int4", "int8")
+    types: tuple[str, ...] = ("int3", "int4", "int5", "int6", "int8")
     needs_calibration = True
     needs_gram = True
 

@@ -91,9 +91,8 @@ class RoundToNearest:
     """Round to nearest, range by squared-error search; needs no calibration and uses it when there is one."""
 
     name = "rtn"
-    types: tuple[str, ...] = ("int3", "int4", "int8", "fp8", "nvfp4", "mxfp4")
+    types: tuple[str, ...] = ("int3", "int4", "int5", "int6", "int8", "fp8", "nvfp4", "mxfp4")
     needs_calibration = False
-    needs_gram = False
     needs_gram = False
 
     def quantize(

@@ -38,6 +38,8 @@ class _WeightType:
 _TYPES: Final = {
     "int3": _WeightType(bits=3, group_size=64, symmetric=False),
     "int4": _WeightType(bits=4, group_size=64, symmetric=False),
+    "int5": _WeightType(bits=5, group_size=64, symmetric=False),
+    "int6": _WeightType(bits=6, group_size=64, symmetric=False),
     "int8": _WeightType(bits=8, group_size=PER_CHANNEL, symmetric=True),
     "fp8": _WeightType(bits=8, group_size=PER_CHANNEL, symmetric=True, number="e4m3"),
     "nvfp4": _WeightType(bits=4, group_size=16, symmetric=True, number="e2m1", fixed=True),
@@ -107,6 +109,7 @@ class _NamedScheme:
 
 _NAMED: Final = {
     "int4": _NamedScheme("awq+gptq", "int4"),
+    "smoothquant-int8": _NamedScheme("smoothquant+gptq", "int8", ActivationScheme("int8")),
     "fp8": _NamedScheme("rtn", "fp8", ActivationScheme("fp8")),
     "fp8-weight": _NamedScheme("rtn", "fp8"),
     "int8-dynamic": _NamedScheme("rtn", "int8", ActivationScheme("int8")),
@@ -187,8 +190,8 @@ def parse_scheme(
 ) -> QuantizationScheme:
     """Read the quantization options; None stands for an option that was not given.
 
-    `group_size` is a positive number, or -1 for one scale to an output channel. Defaults: int3 and int4 in groups of
-    64, asymmetric; int8 per channel, symmetric; fp8 per channel; nvfp4 and mxfp4 have groups of 16 and 32, always.
+    `group_size` is a positive number, or -1 for one scale to an output channel. Defaults: int3 to int6 in groups of 64,
+    asymmetric; int8 per channel, symmetric; fp8 per channel; nvfp4 and mxfp4 have groups of 16 and 32, always.
     `lm_head` and `embedding` take `none` or `TYPE[-gN]`, and what such a precision leaves open is taken from the
     linears when the type is the same; their inputs are never quantized by the graph. With `static_activations` the
     activations of schemes that quantize them get one scale a tensor, which takes calibration. Raises OptionError.

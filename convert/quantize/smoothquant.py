@@ -1,7 +1,9 @@
 """SmoothQuant: factors that move the range of activations to the weights, so that 8 bits suffice for both.
 
 Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", arXiv
-2211.10438: `s_j = max|x_j|^a / max|w_j|^(1 - a)`, here with `a` chosen for each input that linears share.
+2211.10438: `s_j = max|x_j|^a / max|w_j|^(1 - a)`, here with `a` chosen for each input that linears share. Where each
+token has a scale of its own, root mean squares stand in for the maxima of both: what the largest token of all needs
+matters to that token alone, and factors made for it cost all others accuracy.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class SmoothQuant:
     Each exponent is judged by the error of the outputs: what rounding the weights adds, over at most 256 evenly spaced
     rows of each, and what rounding the inputs adds, as noise of a twelfth of the squared step. The step follows from
     the largest magnitude of any channel where activations have static scales; where each token has its own, from the
-    8-norm of the channels' root mean squares, which stands for a token's largest one.
+    4-norm of the channels' root mean squares, which stands for a token's largest one.
     """
 
     name = "smoothquant"
@@ -70,7 +72,7 @@ class SmoothQuant:
             if static:
                 peak = float((inputs / wide).max())
             else:
-                peak = float((np.square(calibration.mean_square / wide**2) ** 2).sum() ** 0.125)
+                peak = float(np.square(calibration.mean_square / wide**2).sum() ** 0.25)
             result = (peak / _LARGEST_INTEGER) ** 2 / 12 * float((energy * wide**2).sum())
             importance = (calibration.mean_square / np.square(factors)).astype(np.float32)
             for weight, scheme in zip(weights, schemes, strict=True):
@@ -81,9 +83,12 @@ class SmoothQuant:
                 result += output_error(difference, calibration, threads=threads) * len(weight) / count
             return result
 
+        reaches = largest if static else np.sqrt(energy)
+        if not static:
+            inputs = np.sqrt(calibration.mean_square.astype(np.float64))
         best, least = ones, error(ones)
         for exponent in self.exponents:
-            candidate = tied(exponent * _log(inputs) - (1 - exponent) * _log(largest), ties)
+            candidate = tied(exponent * _log(inputs) - (1 - exponent) * _log(reaches), ties)
             found = error(candidate)
             if found < least:
                 best, least = candidate, found

@@ -37,7 +37,7 @@ class AutoRound:
         windows = torch.from_numpy(task.windows())
         quantizer = Quantizer(
             load(task.checkpoint, dtype="auto"),
-            AutoTokenizer.from_pretrained(task.checkpoint),  # type: ignore[no-untyped-call]
+            AutoTokenizer.from_pretrained(task.checkpoint),
             scheme="W4A16",
             group_size=GROUP_SIZE,
             iters=_ITERATIONS[conversion],

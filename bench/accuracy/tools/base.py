@@ -94,7 +94,7 @@ class Tool(Protocol):
         ...
 
     def bits(self, conversion: str, task: Task, folder: Path) -> float:
-        """Bits that a weight of the decoder's linears takes in what `convert` wrote, scales and zero points included."""
+        """Bits that a weight of the decoder's linears takes in what `convert` wrote, scales and the like included."""
         ...
 
     def load(self, row: Row, task: Task, folder: Path) -> Logits:

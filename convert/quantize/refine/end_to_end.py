@@ -14,7 +14,19 @@ from inferencex.convert.calibrate.arithmetic import product_dtype
 from inferencex.convert.quantize.refine.descent import Progress, Refined, Schedule, Slope, descend
 from inferencex.convert.quantize.refine.distillation import divergence
 from inferencex.convert.quantize.refine.parameters import Refinable
+from inferencex.convert.quantize.refine.rounding import Rates
 from inferencex.formats.errors import QuantizationError
+
+MODEL_SCHEDULE = Schedule(
+    steps=128,
+    samples_per_step=2,
+    rates=Rates(rounding=5e-4, scales=4e-4, zeros=5e-4, plain=5e-4),
+    check_every=16,
+    patience=6,
+)
+"""For windows of about 512 tokens. Gradients of the whole model are noisy: at ten times these rates they turn over
+random integers faster than they improve any. It is mostly scales that are learned here, integers block by block
+before. Improvements come late, as the rates fall."""
 
 
 class Model(Protocol):
@@ -85,7 +97,7 @@ def refine_end_to_end(
     refinable: Refinable,
     calibration: Windows,
     held_out: Windows,
-    schedule: Schedule,
+    schedule: Schedule = MODEL_SCHEDULE,
     *,
     threads: int | None = None,
     observe: Callable[[Progress], None] | None = None,

@@ -38,7 +38,7 @@ class AwqFormat:
     group_size: int
     method: str = METHOD
     part_names: tuple[str, ...] = ("qweight", "qzeros", "scales")
-    defining: str = "qweight"
+    defining: tuple[str, ...] = ("qweight",)
     dropped: tuple[str, ...] = ()
     quantizes_activations: bool = False
 

@@ -26,7 +26,7 @@ class PackedFormat(Protocol):
 
     method:      as config.json calls it
     part_names:  last parts of the names of the tensors that a packed module may have
-    defining:    the one that every packed module has, and no other module
+    defining:    those of which every packed module has one, and no other module has any
     dropped:     last parts of the names of tensors that say how activations are quantized
     quantizes_activations: whether the model is meant to be run with quantized activations
     """
@@ -42,8 +42,8 @@ class PackedFormat(Protocol):
         ...
 
     @property
-    def defining(self) -> str:
-        """The last part of a name that says a module is packed."""
+    def defining(self) -> tuple[str, ...]:
+        """Last parts of names that say a module is packed."""
         ...
 
     @property
@@ -119,11 +119,12 @@ def collect_packed(tensors: Mapping[str, TensorHandle], format: PackedFormat | N
                 f"{len(signs)} tensors of quantized ones: {_listed(signs)}; fetch config.json again"
             )
         return Collected(tensors)
-    packed = {name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] == format.defining}
+    packed = {name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in format.defining}
+    defining = " or ".join(f"*.{part}" for part in format.defining)
     if not packed:
         raise SourceError(
             f"{where}: says that the weights are quantized (method {format.method!r}), but the checkpoint has no "
-            f"tensor named *.{format.defining} (it has {_listed(list(tensors))}); they do not belong together"
+            f"tensor named {defining} (it has {_listed(list(tensors))}); they do not belong together"
         )
     modules: dict[str, dict[str, TensorHandle]] = {}
     kept: dict[str, TensorHandle] = {}
@@ -139,7 +140,7 @@ def collect_packed(tensors: Mapping[str, TensorHandle], format: PackedFormat | N
     orphans = [name for name in kept if name.rpartition(".")[2] in format.part_names and _is_packed(name, kept[name])]
     if orphans:
         raise SourceError(
-            f"{where}: {len(orphans)} tensors are parts of quantized weights that lack their *.{format.defining}: "
+            f"{where}: {len(orphans)} tensors are parts of quantized weights that lack their {defining}: "
             f"{_listed(orphans)}; the download is incomplete"
         )
     for module, parts in modules.items():

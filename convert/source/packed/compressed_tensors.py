@@ -65,7 +65,7 @@ class CompressedTensorsFormat:
         "weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
         "weight_global_scale",
     )  # fmt: skip
-    defining: str = "weight_scale"
+    defining: tuple[str, ...] = ("weight_scale",)
     dropped: tuple[str, ...] = (
         "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
         "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point",

@@ -27,19 +27,24 @@ E4M3 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Float8Format:
-    """What config.json says about a checkpoint of method `fp8`: blocks `[rows, columns]`, None for whole tensors."""
+    """What config.json says about a checkpoint of method `fp8`.
+
+    block: rows and columns that share a scale, None for whole tensors. It is that of `weight_scale_inv`; programs that
+           write `weight_scale` have one for a tensor, and say nothing of blocks.
+    """
 
     block: tuple[int, int] | None
     method: str = METHOD
-    part_names: tuple[str, ...] = ("weight", "weight_scale_inv")
-    defining: str = "weight_scale_inv"
-    dropped: tuple[str, ...] = ("activation_scale", "input_scale")
+    part_names: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale")
+    defining: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
+    dropped: tuple[str, ...] = ("activation_scale", "input_scale", "k_scale", "v_scale", "kv_scale")
     quantizes_activations: bool = True
 
     def open(self, module: str, parts: Parts) -> PackedStorage:
         """Check the tensors of one module against each other. Raises SourceError."""
-        weight, scales = require(module, parts, self.part_names, "FP8")
-        return open_float8(module, "FP8", METHOD, weight, scales, self.block)
+        in_blocks = "weight_scale_inv" in parts
+        weight, scales = require(module, parts, ("weight", self.defining[0 if in_blocks else 1]), "FP8")
+        return open_float8(module, "FP8", METHOD, weight, scales, self.block if in_blocks else None)
 
 
 def read_float8(settings: Mapping[str, Any], where: str) -> Float8Format:

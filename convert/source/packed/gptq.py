@@ -47,7 +47,7 @@ class GptqFormat:
     dynamic: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     method: str = METHOD
     part_names: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
-    defining: str = "qweight"
+    defining: tuple[str, ...] = ("qweight",)
     dropped: tuple[str, ...] = ()
     quantizes_activations: bool = False
 

@@ -66,8 +66,16 @@ def papers_factors(weight: NDArray[np.float32], inputs: NDArray[np.float32], alp
 def test_factors_are_the_papers_up_to_a_common_one() -> None:
     weights = [heavy_tailed((30, 64)), heavy_tailed((50, 64), seed=8) * 2]
     inputs = outlying_inputs(300, 64)
-    factors = SmoothQuant(exponents=(0.6,)).scales("x", weights, [DYNAMIC, DYNAMIC], statistics_of(inputs))
+    factors = SmoothQuant(exponents=(0.6,)).scales("x", weights, [STATIC, STATIC], statistics_of(inputs))
     ratio = factors / papers_factors(np.concatenate(weights), inputs, 0.6)
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+
+
+def test_with_a_scale_for_each_token_root_mean_squares_stand_in_for_maxima() -> None:
+    weight, inputs = heavy_tailed((30, 64)), outlying_inputs(300, 64)
+    factors = SmoothQuant(exponents=(0.6,)).scales("x", [weight], [DYNAMIC], statistics_of(inputs))
+    expected = np.sqrt(np.square(inputs).mean(axis=0)) ** 0.6 / np.linalg.norm(weight, axis=0) ** 0.4
+    ratio = factors / expected
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
 
 

@@ -138,6 +138,7 @@ void add_matmul(Registry &);          // operations/matmul.cpp
 void add_embedding(Registry &);       // operations/embedding.cpp
 void add_norms(Registry &);           // operations/norms.cpp
 void add_gating(Registry &);          // operations/gating.cpp
+void add_fake_quantize(Registry &);   // operations/fake_quantize.cpp
 void add_integer_linear(Registry &);  // operations/integer_linear.cpp
 void add_float_linear(Registry &);    // operations/float_linear.cpp
 void add_experts(Registry &);         // operations/experts.cpp

@@ -34,6 +34,7 @@ const Registry &registry() {
         add_embedding(r);
         add_norms(r);
         add_gating(r);
+        add_fake_quantize(r);
         add_integer_linear(r);
         add_float_linear(r);
         add_experts(r);

@@ -45,7 +45,7 @@ def test_brings_the_outputs_nearer_and_leaves_other_blocks_alone() -> None:
         return {"y": model.layer(values["x"], "0", weights), "positions": torch.arange(LENGTH)}
 
     samples = _Samples(model, 32)
-    schedule = Schedule(steps=60, check_every=15, rates=Rates(2e-2, 2e-3, 2e-2, 2e-3))
+    schedule = Schedule(steps=40, check_every=20, rates=Rates(2e-2, 2e-3, 2e-2, 2e-3))
     refined = refine_block(block, refinable, samples, schedule, threads=2)
     assert refined.after < 0.85 * refined.before
     assert set(refined.result.weights) == {"0.up", "0.down"}

@@ -198,6 +198,19 @@ def test_fp8(tmp_path: Path, block: tuple[int, int] | None, dtype: torch.dtype) 
     np.testing.assert_array_equal(tensor.values.view(np.uint8), q.values.view(torch.uint8).numpy())
 
 
+def test_fp8_with_a_scale_for_the_tensor(tmp_path: Path) -> None:
+    """As AutoFP8 stores it: another name, no blocks, static scales of activations and of the KV cache."""
+    q = layouts.round_to_float8(weight(66, 100), (66, 100))
+    tensors = {
+        f"{MODULE}.weight": q.values,
+        f"{MODULE}.weight_scale": q.scales.reshape(()),
+        f"{MODULE}.input_scale": torch.ones(()),
+        "model.layers.0.self_attn.kv_scale": torch.ones(()),
+    }
+    settings = layouts.config_of("fp8", activation_scheme="static", ignored_layers=["lm_head"])
+    check(opened(tmp_path, settings, tensors), q.weight())
+
+
 def test_scales_are_float16_only_where_nothing_is_lost(tmp_path: Path) -> None:
     q = layouts.round_to_integers(weight() * 1e-4, bits=4, group_size=32, symmetric=True, scale_dtype=torch.float16)
     settings = layouts.config_of("awq", bits=4, group_size=32)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from inferencex.formats.packing import PER_CHANNEL, group_count, pack_int4
 from inferencex.runtime.backends.cpu.native import _cpu
-from tests.runtime.backends.cpu.operations import run_operation
+from tests.runtime.backends.cpu.operations import Argument, run_operation
+from tests.runtime.backends.cpu.stored_weights import SPECS, Spec, stored_weight
 
 Array = NDArray[Any]
 
@@ -19,9 +20,10 @@ ISAS = _cpu.available_isas()
 ROWS = 11
 INDICES = np.array([3, 0, 10, 3, 7], np.int64)
 WIDTHS = (1, 7, 16, 33, 100, 576)
+NARROW = ("f8e4m3", "int3", "f4e2m1")
 
 
-def read(inputs: Sequence[Array | None], width: int, attributes: dict[str, Any], threads: int, isa: str) -> Array:
+def read(inputs: Sequence[Argument], width: int, attributes: dict[str, Any], threads: int, isa: str) -> Array:
     wide = np.full((len(INDICES), width + 1), 9, np.float32)
     indices = np.stack([INDICES, INDICES * 0], axis=1)[:, 0]  # apart in memory
     run_operation("Embedding", [*inputs, indices], [wide[:, :-1]], attributes, threads=threads, isa=isa)
@@ -84,6 +86,16 @@ def test_integers_match_their_dequantized_table(kind: str, scale_type: Any, isa:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.format in NARROW and spec.scales], ids=str)
+def test_narrow_numbers_match_their_dequantized_table(spec: Spec, isa: str) -> None:
+    for width in WIDTHS:
+        table = stored_weight(np.random.default_rng(width), (ROWS, width), spec)
+        attributes = {"bits": 0, "signed": 1, "group": -1, **table.attributes}
+        y = read(table.operands, width, attributes, 2, isa)
+        np.testing.assert_array_equal(y, table.exact.astype(np.float32)[INDICES])
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
     values = np.random.default_rng(0).integers(0, 256, (ROWS * 33 + 1) // 2).astype(np.uint8)
     scales = np.random.default_rng(1).uniform(0.5, 1, (ROWS, 3)).astype(np.float32)
@@ -138,6 +150,9 @@ T, Y = _zeros(3, dtype=np.int64), _zeros(3, 6)
         ([BYTES, SCALES, _zeros(4, 2, dtype=np.uint8), T], Y, {}, "zero points are u8"),
         ([BYTES, SCALES, _zeros(2, 2, dtype=np.int8), T], Y, {}, "zero points are"),
         ([NIBBLES, SCALES, None, T], Y, {"bits": 3}, "of 3 bits"),
+        ([NIBBLES, SCALES, None, T], Y, {"format": "int2"}, "format is int2"),
+        ([NIBBLES, SCALES, None, T], Y, {"format": "int3", "group": 3}, "3-bit numbers"),
+        ([NIBBLES, SCALES, _zeros(4, dtype=np.uint8), T], Y, {"format": "f4e2m1", "group": 3}, "have zero points"),
         ([NIBBLES[:11], SCALES, None, T], Y, {"bits": 4}, "packed into u8"),
         ([NIBBLES, _zeros(5, 2), None, T], Y, {"bits": 4}, "packed into u8"),
         ([NIBBLES, SCALES, _zeros(3, dtype=np.uint8), T], Y, {"bits": 4}, "zero points are"),

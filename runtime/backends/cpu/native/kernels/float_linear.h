@@ -6,7 +6,7 @@
 
 namespace inferencex::cpu {
 
-enum class WeightFormat : std::uint8_t { f32, bf16, f16, f8e4m3, int8, int4 };
+enum class WeightFormat : std::uint8_t { f32, bf16, f16, f8e4m3, int8, int4, f4e2m1 };
 
 // A weight [N, K] as a bundle stores it (docs/bundle.md). With scales it means `(value - zero_point) * scale`, computed
 // in float32 as ONNX's DequantizeLinear does.
@@ -16,8 +16,8 @@ struct FloatWeight {
     std::int64_t group = 0;     // features that share a scale; K for one scale a channel
     WeightFormat format = WeightFormat::f32;
     bool is_signed = true;                      // of int4; int8 always is
-    const std::uint8_t *values = nullptr;       // flat, row-major; int4: two to a byte, the first in the low half
-    const void *scales = nullptr;               // [N, groups]: int8, int4; of f8e4m3 if not null
+    const std::uint8_t *values = nullptr;       // flat, row-major; of 4 bits: two to a byte, the first in the low half
+    const void *scales = nullptr;               // [N, groups]: int8, int4, f4e2m1; of f8e4m3 if not null
     bool scales_are_f16 = true;                 // else float32
     const std::uint8_t *zero_points = nullptr;  // [N, groups] stored like values: int8, int4; null: symmetric
     // Row of the stored weight that channel n comes from; null: n itself. It may point far behind N: the rows of one

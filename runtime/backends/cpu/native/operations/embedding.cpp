@@ -1,17 +1,21 @@
 // Rows of an embedding table of any stored type, as float32.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "../kernels.h"
 #include "row_operands.h"
+#include "unpacked_rows.h"
 
 namespace inferencex::cpu {
 namespace {
 
-enum class Stored { f32, f16, bf16, int8, int4 };
+enum class Stored { f32, f16, bf16, f8e4m3, int8, int4, int3, f4e2m1 };
 
-// Inputs values, scales?, zero_points?, indices int64 [T]; output y [T, D]. The table is [V, D] of f32, f16, bf16 or
-// int8, or packed 4-bit integers u8 [ceil(V * D / 2)]; integers have scales [V, groups] or [V] of f32 or f16 and
-// perhaps zero points stored like the values. An index outside the table gives zeros.
+// Inputs values, scales?, zero_points?, indices int64 [T]; output y [T, D]. The table is [V, D] of f32, f16, bf16,
+// f8e4m3 or int8, packed numbers of 4 bits u8 [ceil(V * D / 2)] (`format` int4, which is assumed, or f4e2m1), or a
+// stream of 3-bit integers u8 [ceil(V * D * 3 / 8)] (`format` int3). All but the wider floats have scales [V, groups]
+// or [V] of f32 or f16, integers perhaps zero points stored like the values. An index outside the table gives zeros.
 class Embedding : public Operation {
   public:
     explicit Embedding(const Blueprint &blueprint) : kernels_(&blueprint.kernels->rows) {
@@ -39,22 +43,23 @@ class Embedding : public Operation {
             case DType::i8:
                 stored_ = Stored::int8;
                 break;
+            case DType::f8e4m3:
+                stored_ = Stored::f8e4m3;
+                break;
             case DType::u8:
-                if (blueprint.integer("bits") != 4)
-                    refuse(blueprint, "values are " + describe(values_) + " of " +
-                                          std::to_string(blueprint.integer("bits")) + " bits, expected 4");
-                stored_ = Stored::int4;
+                stored_ = packed_format(blueprint);
                 signed_ = blueprint.integer("signed") != 0;
                 break;
             default:
-                refuse(blueprint, "values are " + describe(values_) + ", expected f32, f16, bf16, i8 or packed u8");
+                refuse(blueprint,
+                       "values are " + describe(values_) + ", expected f32, f16, bf16, f8e4m3, i8 or packed u8");
         }
-        if (stored_ == Stored::int8 || stored_ == Stored::int4) {
+        if (is_scaled()) {
             check_scales(blueprint);
         } else if (scales_.present || zero_points_.present) {
             refuse(blueprint, "values are " + describe(values_) + " and have scales or zero points");
         }
-        if (stored_ == Stored::int4) {
+        if (is_packed()) {
             vocabulary_ = scales_.dims[0].coefficient;
             expect_packed(blueprint, "values", values_, vocabulary_, columns_);
         } else {
@@ -89,7 +94,8 @@ class Embedding : public Operation {
         const auto tokens = static_cast<double>(y_.dims[0].at(batch.tokens, batch.rows));
         const auto columns = static_cast<double>(columns_);
         const bool integers = scales_.present;
-        double row = columns * (stored_ == Stored::int4 ? 0.5 : static_cast<double>(size_of(values_.dtype)));
+        const double bytes = stored_ == Stored::int3 ? 0.375 : is_packed() ? 0.5 : size_of(values_.dtype);
+        double row = columns * bytes;
         if (integers) row += static_cast<double>(groups_ * static_cast<std::int64_t>(size_of(scales_.dtype)));
         return {tokens * (row + columns * sizeof(float)), integers ? tokens * columns * 2 : 0};
     }
@@ -112,8 +118,10 @@ class Embedding : public Operation {
         if ((scales_.rank == 1 ? 1 : scales_.dims[1].coefficient) != groups_)
             refuse(blueprint, "scales are " + describe(scales_) + ", expected " + std::to_string(groups_) + " a row");
         if (!zero_points_.present) return;
+        if (stored_ == Stored::f8e4m3 || stored_ == Stored::f4e2m1)
+            refuse(blueprint, "values are floats, and have zero points");
         const std::int64_t rows = scales_.dims[0].coefficient;
-        if (stored_ == Stored::int4) return expect_packed(blueprint, "zero points", zero_points_, rows, groups_);
+        if (is_packed()) return expect_packed(blueprint, "zero points", zero_points_, rows, groups_);
         expect_contiguous(blueprint, "zero points", zero_points_, scales_.rank);
         bool equal = zero_points_.dtype == DType::i8;
         for (int i = 0; i < scales_.rank; ++i) equal = equal && same(zero_points_.dims[i], scales_.dims[i]);
@@ -138,15 +146,31 @@ class Embedding : public Operation {
                                   std::to_string(rank));
     }
 
-    // Nibbles [rows, columns], flat.
-    static void expect_packed(const Blueprint &blueprint, const std::string &role, const Operand &operand,
-                              std::int64_t rows, std::int64_t columns) {
+    static Stored packed_format(const Blueprint &blueprint) {
+        if (!blueprint.has("format") && blueprint.integer("bits") != 4)
+            refuse(blueprint, "values are " + describe(blueprint.inputs[0]) + " of " +
+                                  std::to_string(blueprint.integer("bits")) + " bits, expected 4");
+        const std::string format = blueprint.has("format") ? blueprint.text("format") : "int4";
+        if (format == "int4") return Stored::int4;
+        if (format == "int3") return Stored::int3;
+        if (format == "f4e2m1") return Stored::f4e2m1;
+        refuse(blueprint, "format is " + format + ", expected int4, int3 or f4e2m1 for packed values");
+    }
+
+    bool is_packed() const { return stored_ == Stored::int4 || stored_ == Stored::int3 || stored_ == Stored::f4e2m1; }
+    bool is_scaled() const { return is_packed() || stored_ == Stored::int8 || stored_ == Stored::f8e4m3; }
+
+    // Numbers [rows, columns] of 4 or 3 bits, flat.
+    void expect_packed(const Blueprint &blueprint, const std::string &role, const Operand &operand, std::int64_t rows,
+                       std::int64_t columns) const {
         expect_contiguous(blueprint, role, operand, 1);
+        const std::int64_t bits = stored_ == Stored::int3 ? 3 : 4;
         std::int64_t count;
-        if (__builtin_mul_overflow(rows, columns, &count) || operand.dtype != DType::u8 ||
-            operand.dims[0].coefficient != count / 2 + count % 2)
-            refuse(blueprint, role + " are " + describe(operand) + ", expected 4-bit integers of [" +
-                                  std::to_string(rows) + ", " + std::to_string(columns) + "] packed into u8");
+        if (__builtin_mul_overflow(rows, columns, &count) || __builtin_mul_overflow(count, bits, &count) ||
+            operand.dtype != DType::u8 || operand.dims[0].coefficient != count / 8 + (count % 8 != 0))
+            refuse(blueprint, role + " are " + describe(operand) + ", expected " + std::to_string(bits) +
+                                  "-bit numbers of [" + std::to_string(rows) + ", " + std::to_string(columns) +
+                                  "] packed into u8");
     }
 
     void read(const Table &table, std::int64_t index, float *y) const {
@@ -159,8 +183,7 @@ class Embedding : public Operation {
                 return kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(table.values) + first, columns_, y);
             case Stored::bf16:
                 return kernels_->from_bf16(reinterpret_cast<const std::uint16_t *>(table.values) + first, columns_, y);
-            case Stored::int8:
-            case Stored::int4:
+            default:
                 break;
         }
         for (std::int64_t group = 0, column = 0; group < groups_; ++group, column += group_) {
@@ -172,7 +195,22 @@ class Embedding : public Operation {
             } else {
                 kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(table.scales) + at, 1, &scale);
             }
-            if (stored_ == Stored::int8) {
+            if (stored_ == Stored::f8e4m3) {
+                for (std::int64_t i = 0; i < n; ++i)
+                    y[column + i] = from_e4m3(static_cast<std::uint8_t>(table.values[first + column + i])) * scale;
+            } else if (stored_ == Stored::f4e2m1) {
+                const auto *packed = reinterpret_cast<const std::uint8_t *>(table.values);
+                for (std::int64_t i = column; i < column + n; ++i) {
+                    const int code = packed[(first + i) / 2] >> ((first + i) % 2 * 4) & 15;
+                    y[i] = 0.5F * static_cast<float>(kDoubledE2m1[code]) * scale;
+                }
+            } else if (stored_ == Stored::int3) {
+                const auto *zero_points = reinterpret_cast<const std::uint8_t *>(table.zero_points);
+                if (zero_points_.present) zero_point = static_cast<float>(int3(zero_points, zero_points_, at));
+                const auto *packed = reinterpret_cast<const std::uint8_t *>(table.values);
+                for (std::int64_t i = column; i < column + n; ++i)
+                    y[i] = (static_cast<float>(int3(packed, values_, first + i)) - zero_point) * scale;
+            } else if (stored_ == Stored::int8) {
                 if (zero_points_.present) zero_point = reinterpret_cast<const std::int8_t *>(table.zero_points)[at];
                 kernels_->from_int8(reinterpret_cast<const std::int8_t *>(table.values) + first + column, scale,
                                     zero_point, n, y + column);
@@ -184,6 +222,19 @@ class Embedding : public Operation {
                                     scale, zero_point, n, y + column);
             }
         }
+    }
+
+    int int3(const std::uint8_t *stream, const Operand &operand, std::int64_t i) const {
+        const int value = int3_at(stream, i, operand.dims[0].coefficient);
+        return signed_ && value > 3 ? value - 8 : value;
+    }
+
+    static float from_e4m3(std::uint8_t code) {
+        const int exponent = code >> 3 & 15, mantissa = code & 7;
+        if ((code & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+        const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+        return code & 0x80 ? -magnitude : magnitude;
     }
 
     const RowKernels *kernels_;

@@ -36,9 +36,6 @@ class Chosen : public Operation {
           x_(expect_operand(b, b.inputs, 0, "x", DType::f32, 2)),
           index_(expect_operand(b, b.inputs, 1, "index", DType::i64, index_rank)) {
         const std::int64_t max_tokens = positive_attribute(b, "max_tokens", 1 << 24);
-        const std::string format = b.text("format");
-        if (is_integer_ && format != "int8" && format != "int4")
-            refuse(b, "activations cannot be quantized for weights of format " + format);
         expect_size(b, x_, 1, features, "x");
         expect_equal(b, index_.dims[0], x_.dims[0], "index");
         if (index_rank == 2) {

@@ -55,8 +55,11 @@ class IntegerLinear final : public Operation {
         IntegerWeight source = source_;
         source.order = order_.empty() ? nullptr : order_.data();
         const std::int64_t end = std::min((task + 1) * kPrepareTiles, weight_.tiles());
-        for (std::int64_t tile = task * kPrepareTiles; tile < end; ++tile)
-            kernels_.integer_linear.pack(source, weight_, tile, packed_ + tile * weight_.tile_bytes);
+        for (std::int64_t tile = task * kPrepareTiles; tile < end; ++tile) {
+            std::byte *out = packed_ + tile * weight_.tile_bytes;
+            if (stored_.expansion == Expansion::none) kernels_.integer_linear.pack(source, weight_, tile, out);
+            else pack_expanded(tile, out);
+        }
     }
 
     std::size_t scratch_bytes(std::int64_t /*max_tokens*/, int /*threads*/) const override {
@@ -108,6 +111,20 @@ class IntegerLinear final : public Operation {
     }
 
   private:
+    // Pack a tile whose rows have to be expanded first.
+    void pack_expanded(std::int64_t tile, std::byte *out) const {
+        const std::int64_t first = tile * kTile, count = std::min(kTile, weight_.channels - first);
+        std::int32_t rows[kTile];
+        for (std::int64_t c = 0; c < count; ++c)
+            rows[c] = order_.empty() ? static_cast<std::int32_t>(first + c) : order_[first + c];
+        StoredWeight::Expanded memory;
+        IntegerWeight tile_source = StoredWeight::as_integer(stored_.expand(rows, count, memory));
+        tile_source.whole = source_.whole;
+        PackedIntegerWeight plan = weight_;
+        plan.channels = count;
+        kernels_.integer_linear.pack(tile_source, plan, 0, out);
+    }
+
     struct Step {
         const Worker &worker;
         QuantizedRows x;
@@ -117,10 +134,16 @@ class IntegerLinear final : public Operation {
     };
 
     void plan_weight(const Blueprint &b) {
+        // `format` says how the weight is stored where that is not the integers of `bits` that kernels read.
         const std::int64_t bits = b.integer("bits");
         if (bits != 4 && bits != 8) refuse(b, "bits is " + std::to_string(bits) + ", expected 4 or 8");
-        const std::string format = bits == 4 ? "int4" : "int8";
-        source_ = StoredWeight::read(with_attribute(b, "format", format), 3, 1, channels_, features_).integer();
+        const std::string format = b.has("format") ? b.text("format") : bits == 4 ? "int4" : "int8";
+        const Blueprint named = with_attribute(b, "format", format);
+        stored_ = StoredWeight::read(named, 3, 1, channels_, features_);
+        stored_.for_integers(named);
+        source_ = stored_.integer();
+        if (source_.bits != bits)
+            refuse(b, "weights of format " + format + " are not multiplied in " + std::to_string(bits) + " bits");
         source_.whole = b.has("whole") && b.integer("whole") != 0;
         if (source_.whole && source_.group < features_)
             refuse(b, "activations with one scale a row need a weight with one scale a channel, not groups of " +
@@ -261,6 +284,7 @@ class IntegerLinear final : public Operation {
     Operand values_, scales_, sums_, y_;
     QuantizedOutput quantized_;
     std::optional<Gate> gate_;
+    StoredWeight stored_;
     IntegerWeight source_;
     std::vector<std::int32_t> order_;
     std::vector<float> bias_;  // in the order of packed channels

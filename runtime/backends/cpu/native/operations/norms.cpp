@@ -103,7 +103,8 @@ class Quantize : public Operation {
                 refuse(blueprint,
                        "attribute static_scale is " + std::to_string(scale_) + ", expected a positive number");
         }
-        quantized_ = QuantizedOutput(blueprint, 0, rows_, columns_, scale_ != 0 && !blueprint.has("group"));
+        const bool whole = blueprint.has("whole") ? blueprint.integer("whole") != 0 : scale_ != 0;
+        quantized_ = QuantizedOutput(blueprint, 0, rows_, columns_, whole && !blueprint.has("group"));
         if (!quantized_.present()) refuse(blueprint, "no output is asked for");
     }
 

@@ -10,6 +10,7 @@
 #include "../memory.h"
 #include "../operation.h"
 #include "row_operands.h"
+#include "unpacked_rows.h"
 
 namespace inferencex::cpu {
 
@@ -115,8 +116,9 @@ inline Gate read_gate(const Blueprint &blueprint) {
 
 // A weight [experts, N, K] as it is stored, checked; experts is 1 for a plain linear.
 struct StoredWeight {
-    FloatWeight source;  // of the first expert; `order` is not set
+    FloatWeight source;  // of the first expert; `order` is not set. Of a weight to expand: as it is stored
     std::int64_t experts = 1;
+    Expansion expansion = Expansion::none;  // of int3; of f4e2m1 for integer kernels, whose scales are half as large
 
     // Inputs `first`, `first + 1`, `first + 2` are values, scales and zero points.
     static StoredWeight read(const Blueprint &blueprint, std::size_t first, std::int64_t experts, std::int64_t channels,
@@ -131,26 +133,31 @@ struct StoredWeight {
         s.channels = channels;
         s.features = features;
         s.format = format_named(blueprint);
+        if (blueprint.text("format") == "int3") weight.expansion = Expansion::int3;
+        const bool is_stream = weight.expansion == Expansion::int3;
         std::int64_t group = blueprint.has("group") ? blueprint.integer("group") : -1;
         if (group == 0 || group < -1)
             refuse(blueprint, "group is " + std::to_string(group) + ", expected -1 or more than 0");
         s.group = group == -1 || group > features ? features : group;
         s.is_signed = !blueprint.has("signed") || blueprint.integer("signed") != 0;
-        const bool packed = s.format == WeightFormat::int4;
-        const auto stored = [&](std::int64_t elements) { return packed ? (elements + 1) / 2 : elements; };
+        const bool packed = s.format == WeightFormat::int4 || s.format == WeightFormat::f4e2m1;
+        const auto stored = [&](std::int64_t elements) {
+            return is_stream ? (elements * 3 + 7) / 8 : packed ? (elements + 1) / 2 : elements;
+        };
         const DType dtype = stored_type(s.format);
         s.values =
             reinterpret_cast<const std::uint8_t *>(expect_constant(blueprint, first, "weight", dtype, stored(count)));
-        const bool is_integer = packed || s.format == WeightFormat::int8;
-        const bool may_have_scales = is_integer || s.format == WeightFormat::f8e4m3;
+        const bool is_integer = s.format == WeightFormat::int4 || s.format == WeightFormat::int8;
+        const bool needs_scales = is_integer || s.format == WeightFormat::f4e2m1;
+        const bool may_have_scales = needs_scales || s.format == WeightFormat::f8e4m3;
         const std::int64_t scales = rows * ((features + s.group - 1) / s.group);
         if (blueprint.has_input(first + 1)) {
             if (!may_have_scales) refuse(blueprint, "a weight of this format has no scales");
             s.scales_are_f16 = blueprint.inputs[first + 1].dtype == DType::f16;
             s.scales =
                 expect_constant(blueprint, first + 1, "scales", s.scales_are_f16 ? DType::f16 : DType::f32, scales);
-        } else if (is_integer) {
-            refuse(blueprint, "an integer weight needs scales");
+        } else if (needs_scales) {
+            refuse(blueprint, "a weight of this format needs scales");
         }
         if (blueprint.has_input(first + 2)) {
             if (!is_integer) refuse(blueprint, "a weight of this format has no zero points");
@@ -160,12 +167,51 @@ struct StoredWeight {
         return weight;
     }
 
-    IntegerWeight integer() const {
+    // Throws unless integer kernels can multiply it; says how it is expanded for them.
+    void for_integers(const Blueprint &blueprint) {
+        if (source.format == WeightFormat::f4e2m1) expansion = Expansion::e2m1x2;
+        else if (source.format != WeightFormat::int8 && source.format != WeightFormat::int4)
+            refuse(blueprint, "activations cannot be quantized for weights of format " + blueprint.text("format"));
+    }
+
+    // Rows of a weight to expand, as a weight of their own that points into `memory`.
+    struct Expanded {
+        std::vector<std::uint8_t> values, zero_points, scales;
+    };
+    FloatWeight expand(const std::int32_t *rows, std::int64_t count, Expanded &memory) const {
+        const std::int64_t all = experts * source.channels, features = source.features;
+        const std::int64_t groups = (features + source.group - 1) / source.group;
+        FloatWeight w = source;
+        w.channels = count;
+        if (expansion == Expansion::e2m1x2) {
+            expand_e2m1(source.values, rows, count, features, memory.values);
+            w.format = WeightFormat::int8;
+        } else {
+            expand_int3(source.values, all * features, rows, count, features, source.is_signed, memory.values);
+            if (source.zero_points) {
+                expand_int3(source.zero_points, all * groups, rows, count, groups, source.is_signed,
+                            memory.zero_points);
+                w.zero_points = memory.zero_points.data();
+            }
+        }
+        w.values = memory.values.data();
+        const std::int64_t row_bytes = groups * (source.scales_are_f16 ? 2 : 4);
+        memory.scales.resize(count * row_bytes);
+        for (std::int64_t r = 0; r < count; ++r)
+            std::copy_n(static_cast<const std::uint8_t *>(source.scales) + rows[r] * row_bytes, row_bytes,
+                        memory.scales.data() + r * row_bytes);
+        w.scales = memory.scales.data();
+        return w;
+    }
+
+    IntegerWeight integer() const { return as_integer(source); }
+
+    static IntegerWeight as_integer(const FloatWeight &source) {
         IntegerWeight w;
         w.channels = source.channels;
         w.features = source.features;
         w.group = source.group;
-        w.bits = source.format == WeightFormat::int4 ? 4 : 8;
+        w.bits = source.format == WeightFormat::int4 ? 4 : 8;  // f4e2m1 is expanded to 8
         w.is_signed = source.is_signed;
         w.values = source.values;
         w.scales = source.scales;
@@ -182,8 +228,9 @@ struct StoredWeight {
         if (name == "f16") return WeightFormat::f16;
         if (name == "f8e4m3") return WeightFormat::f8e4m3;
         if (name == "int8") return WeightFormat::int8;
-        if (name == "int4") return WeightFormat::int4;
-        refuse(blueprint, "format is " + name + ", expected f32, bf16, f16, f8e4m3, int8 or int4");
+        if (name == "int4" || name == "int3") return WeightFormat::int4;
+        if (name == "f4e2m1") return WeightFormat::f4e2m1;
+        refuse(blueprint, "format is " + name + ", expected f32, bf16, f16, f8e4m3, int8, int4, int3 or f4e2m1");
     }
 
     static DType stored_type(WeightFormat format) {
@@ -231,6 +278,7 @@ class WeightBank {
     WeightBank(const Blueprint &blueprint, const StoredWeight &stored, const ChannelOrder &order, bool integer)
         : kernels_(blueprint.kernels), stored_(stored), order_(order), is_integer_(integer) {
         if (integer) {
+            stored_.for_integers(blueprint);
             IntegerWeight w = stored.integer();
             w.channels = order.packed_channels();
             integer_ = kernels_->integer_linear.plan(w);
@@ -261,17 +309,18 @@ class WeightBank {
         for (std::int64_t c = 0; c < count; ++c)
             rows[c] =
                 static_cast<std::int32_t>(expert * stored_.source.channels + order_.stored(tile * kWeightTile + c));
+        StoredWeight::Expanded memory;
+        const bool expands = stored_.expansion != Expansion::none;
+        FloatWeight w = expands ? stored_.expand(rows, count, memory) : stored_.source;
+        w.channels = count;
+        w.order = expands ? nullptr : rows;
         if (is_integer_) {
-            IntegerWeight w = stored_.integer();
-            w.channels = count;
-            w.order = rows;
+            IntegerWeight integers = StoredWeight::as_integer(w);
+            integers.order = w.order;
             PackedIntegerWeight plan = integer_;
             plan.channels = count;
-            kernels_->integer_linear.pack(w, plan, 0, out);
+            kernels_->integer_linear.pack(integers, plan, 0, out);
         } else {
-            FloatWeight w = stored_.source;
-            w.channels = count;
-            w.order = rows;
             PackedFloatWeight plan = float_;
             plan.channels = count;
             kernels_->float_linear.pack(w, plan, 0, out);

@@ -1,0 +1,152 @@
+"""The stage of a conversion that refines: the whole quantized model against the predictions of its source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inferencex.convert.calibrate.arithmetic import one_thread_each, product_dtype
+from inferencex.convert.calibrate.result import CalibratedWeights
+from inferencex.convert.calibrate.whole_model import WholeModel, as_read
+from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
+from inferencex.convert.passes.editing import is_weight
+from inferencex.convert.passes.weights import expression_of
+from inferencex.convert.quantize.refine import Progress, Rates, Refinable, Schedule, Windows, refine_end_to_end
+from inferencex.convert.source.parameter import ParameterSource
+
+_REFINED = "refined"
+
+REFINEMENT = Schedule(
+    steps=240, samples_per_step=2, rates=Rates(rounding=5e-4, scales=5e-4, zeros=5e-4, plain=5e-4), check_every=20
+)
+"""What `--effort best` does."""
+
+
+@dataclass(frozen=True)
+class RefinementStage:
+    """Everything the stage reads.
+
+    work:  keeps the state of an interrupted refinement, and its result
+    """
+
+    model: ir.Model
+    sources: Mapping[str, ParameterSource]
+    work: WorkDir
+    threads: int | None
+
+    def run(
+        self,
+        calibrated: CalibratedWeights,
+        token_ids: NDArray[np.int64],
+        held_out: NDArray[np.int64],
+        progress: Callable[[int, int, str], None],
+    ) -> dict[str, Any]:
+        """Refine, and let `calibrated` have the result; returns what the report says of it.
+
+        `token_ids [samples, length]` are learned from, `held_out [windows, length]` judged by.
+        """
+        if not self.work.finished(_REFINED):
+            self.work.save(_REFINED, self._refine(calibrated, token_ids, held_out, progress))
+            self._state_file.unlink(missing_ok=True)
+        finished = self.work.load(_REFINED)
+        calibrated.refine(finished)
+        return finished.report[0]
+
+    @property
+    def _state_file(self) -> Any:
+        return self.work.path / "refinement.partial"
+
+    def _refine(
+        self,
+        calibrated: CalibratedWeights,
+        token_ids: NDArray[np.int64],
+        held_out: NDArray[np.int64],
+        progress: Callable[[int, int, str], None],
+    ) -> FinishedBlock:
+        originals = {
+            name: self._evaluate(value) for name, value in self.model.graph.initializers.items() if is_weight(value)
+        }
+        read = as_read(self.model.graph, originals)
+        model = WholeModel(self.model.graph, read)
+        learning = _windows(model, token_ids, self.threads)
+        judging = _windows(model, held_out, self.threads)
+        refinable = _refinable(calibrated, originals)
+        learned = {*refinable.weights, *refinable.plain}
+        stored = {name: _stored(calibrated, name, original) for name, original in originals.items()}
+        fixed = as_read(self.model.graph, {name: tensor for name, tensor in stored.items() if name not in learned})
+        del originals, read, stored
+
+        def observe(seen: Progress) -> None:
+            progress(seen.step, seen.steps, f"held-out KL {seen.held_out:.4f}, best {seen.best:.4f}")
+
+        refined = refine_end_to_end(
+            WholeModel(self.model.graph, fixed),
+            refinable,
+            learning,
+            judging,
+            REFINEMENT,
+            threads=self.threads,
+            observe=observe,
+            state_file=self._state_file,
+        )
+        facts = {
+            "steps": refined.steps,
+            "best_step": refined.best_step,
+            "before": refined.before,
+            "after": refined.after,
+            "schedule": asdict(REFINEMENT),
+            "history": [asdict(seen) for seen in refined.history],
+        }
+        plain = {name: tensor.to(torch.float32).numpy() for name, tensor in refined.result.plain.items()}
+        return FinishedBlock(quantized=refined.result.weights, plain=plain, report=[facts])
+
+    def _evaluate(self, value: ir.Value) -> Tensor:
+        return expression_of(value).evaluate(lambda parameter: self.sources[parameter].load())
+
+
+def _stored(calibrated: CalibratedWeights, name: str, original: Tensor) -> Tensor:
+    """Return a weight as calibration left it; one that is learned as it was, for nothing reads it."""
+    plain = calibrated.plain(name)
+    if plain is not None:
+        return plain
+    found = calibrated.quantized(name)
+    if found is not None and found.tensor.number != "int":
+        return torch.from_numpy(found.tensor.dequantize())
+    return original
+
+
+def _refinable(calibrated: CalibratedWeights, originals: Mapping[str, Tensor]) -> Refinable:
+    """Collect what may change: integers with their scales, and every vector (scales of norms, biases)."""
+    weights = {}
+    for name in calibrated.names:
+        found = calibrated.quantized(name)
+        assert found is not None
+        if found.tensor.number == "int":
+            weights[name] = found.tensor
+    plain = {}
+    for name, original in originals.items():
+        if original.dim() == 1 and original.is_floating_point():
+            changed = calibrated.plain(name)
+            plain[name] = (original if changed is None else changed).to(torch.float32)
+    return Refinable(weights=weights, plain=plain)
+
+
+def _windows(model: WholeModel, token_ids: NDArray[np.int64], threads: int | None) -> Windows:
+    """Let the source run over windows, each by one thread; what its head reads is kept in the dtype of products."""
+    ids = torch.from_numpy(token_ids)
+
+    def target(index: int) -> Tensor:
+        with torch.no_grad():
+            return model.hidden({}, ids[index : index + 1]).to(product_dtype())
+
+    with one_thread_each(), ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        return Windows(ids, torch.stack(list(pool.map(target, range(len(ids))))))
