@@ -114,6 +114,8 @@ def _print(console: Console, facts: Mapping[str, Any], *, verified: bool) -> Non
         f"sequences of up to {architecture.get('max_model_len'):,} tokens"
     )
     console.print(f"quantization  {facts['scheme'].get('name')}, plain weights {facts['scheme'].get('dtype')}")
+    if "kv_cache" in facts["scheme"]:
+        console.print(f"KV cache      {facts['scheme']['kv_cache']}, calibrated scales for each layer and KV head")
     before, after = facts["operators"]["before"], facts["operators"]["after"]
     table = Table(
         "operator", "captured", "in the bundle", title=f"Graph: {sum(before.values())} -> {sum(after.values())} nodes"

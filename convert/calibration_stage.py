@@ -22,13 +22,12 @@ from inferencex.convert.calibrate.self_text import Sampler
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.quantize import TensorPlan
 from inferencex.convert.quantize.composition import Composition
-from inferencex.convert.quantize.refine import Rates, Schedule
+from inferencex.convert.quantize.refine.blockwise import BLOCK_SCHEDULE
 from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.formats.kv_cache import KVFormat
 
-BLOCK_REFINEMENT = Schedule(
-    steps=40, samples_per_step=2, rates=Rates(rounding=1.25e-2, scales=1e-3, zeros=1e-2, plain=1e-3), check_every=20
-)
+BLOCK_REFINEMENT = BLOCK_SCHEDULE
 """What `--effort best` does with each block."""
 _ACTIVATION_BYTES = 2 << 30  # more go to disk; no result depends on it
 
@@ -49,6 +48,7 @@ class CalibrationStage:
     effort:    `fast`, `normal` or `best`, which `composition` is of
     output:    the bundle to be; scratch files lie beside it
     work_dir:  where finished blocks are kept for another run; None keeps them only while this one lasts
+    kv_cache:  the format that keys and values get scales for; None for none
     """
 
     model: ir.Model
@@ -62,11 +62,14 @@ class CalibrationStage:
     output: Path
     work_dir: Path | None
     threads: int | None
+    kv_cache: KVFormat | None = None
+
+    def load(self, sampler: Sampler | None) -> CalibrationSet:
+        """Read the text, or let the source model write it. Raises OptionError, SourceError."""
+        return load_calibration(self.options, self.checkpoint.files, vocab_size=self.vocab_size, sampler=sampler)
 
     @contextmanager
-    def run(
-        self, sampler: Sampler | None, progress: Callable[[int, int, str], None]
-    ) -> Iterator[CalibratedModel]:
+    def run(self, data: CalibrationSet, progress: Callable[[int, int, str], None]) -> Iterator[CalibratedModel]:
         """Calibrate, and yield the result, which lives as long as the context.
 
         `progress(done, total, what)` is called after each block. Raises OptionError, SourceError or
@@ -75,10 +78,12 @@ class CalibrationStage:
         parent = self.output.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{self.output.name}.calibration-", dir=parent) as scratch:
-            data = load_calibration(
-                self.options, self.checkpoint.files, vocab_size=self.vocab_size, sampler=sampler
-            )
-            work = WorkDir(self.work_dir or Path(scratch) / "work", self._fingerprint(data))
+            fingerprint = {
+                **conversion_fingerprint(self.checkpoint, data, self.effort),
+                "plans": [[p.name, p.method, None if p.scheme is None else asdict(p.scheme)] for p in self.plans],
+                "kv_cache": self.kv_cache,
+            }
+            work = WorkDir(self.work_dir or Path(scratch) / "work", fingerprint)
             activations = Path(scratch) / "activations"
             activations.mkdir()
             threads = self.threads or len(os.sched_getaffinity(0))
@@ -91,6 +96,7 @@ class CalibrationStage:
                 work,
                 CalibrationLimits(_ACTIVATION_BYTES, activations, threads),
                 BLOCK_REFINEMENT if self.effort == "best" else None,
+                self.kv_cache,
             )
             try:
                 calibration.run(lambda done, total, block: progress(done, total, _describe(block)))
@@ -103,25 +109,22 @@ class CalibrationStage:
             return "nothing was kept; with --work-dir DIR finished blocks survive, and the same command goes on"
         return f"finished blocks are in {self.work_dir}; the same command goes on from there"
 
-    def _fingerprint(self, data: CalibrationSet) -> dict[str, Any]:
-        """Say everything that the numbers depend on."""
-        checkpoint = self.checkpoint
-        return {
-            "source": dict(checkpoint.provenance()),
-            "files": [
-                [file.path.name, file.size, file.path.stat().st_mtime_ns] for file in checkpoint.weight_files
-            ],
-            "plans": [[p.name, p.method, None if p.scheme is None else asdict(p.scheme)] for p in self.plans],
-            "calibration": data.source,
-            "effort": self.effort,
-            "products": str(product_dtype()),
-            "tools": {name: version(name) for name in ("inferencex", "torch", "transformers")},
-        }
+
+def conversion_fingerprint(checkpoint: Checkpoint, data: CalibrationSet, effort: str) -> dict[str, Any]:
+    """Say everything that the numbers of a conversion depend on, but for the formats of weights."""
+    return {
+        "source": dict(checkpoint.provenance()),
+        "files": [[file.path.name, file.size, file.path.stat().st_mtime_ns] for file in checkpoint.weight_files],
+        "calibration": data.source,
+        "effort": effort,
+        "products": str(product_dtype()),
+        "tools": {name: version(name) for name in ("inferencex", "torch", "transformers")},
+    }
 
 
 def _describe(block: FinishedBlock) -> str:
     """Say what came of a block: its first layer's name, and the error of its outputs."""
     errors = [layer["output_error"] for layer in block.report if layer["output_error"] is not None]
-    if not errors:
-        return ""
-    return f"output error {100 * max(errors):.2f} %"
+    parts = [f"output error {100 * max(errors):.2f} %"] if errors else []
+    parts += [f"keys {100 * kv['keys_error']:.2f} %, values {100 * kv['values_error']:.2f} %" for kv in block.kv_report]
+    return ", ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ def convert(
         int | None,
         typer.Option(
             help="Input channels that share a scale; -1 for one scale per output channel. "
-            "Default: 64 for INT3 and INT4, -1 for INT8 and FP8.",
+            "Default: 64 for INT3 to INT6 and under a budget, -1 for INT8 and FP8.",
             rich_help_panel=_QUANTIZATION,
         ),
     ] = None,
@@ -48,7 +48,28 @@ def convert(
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether zero is in the middle of the range. Default: INT3, INT4 asymmetric, INT8 symmetric.",
+            help="Whether zero is in the middle of the range. Default: INT3 to INT6, and all under a budget, "
+            "asymmetric; INT8 symmetric.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean bits of a weight of the linears, scales and zero points included, such as 4.5: each gets the "
+            "type that keeps predictions best within them. --quantization then names the method only (awq+gptq).",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = None,
+    target_size: Annotated[
+        str | None,
+        typer.Option(help="The same for the size of the whole bundle, such as 80MB.", rich_help_panel=_QUANTIZATION),
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean KL from the source on held-out text (nats per token), such as 0.02: the smallest bundle found "
+            "that stays within it.",
             rich_help_panel=_QUANTIZATION,
         ),
     ] = None,
@@ -82,6 +103,14 @@ def convert(
             rich_help_panel=_QUANTIZATION,
         ),
     ] = False,
+    kv_cache: Annotated[
+        str,
+        typer.Option(
+            help="none, or int8 or fp8: give keys and values scales, found by calibration, with which a runtime keeps "
+            "them in 8 bits.",
+            rich_help_panel=_QUANTIZATION,
+        ),
+    ] = "none",
     effort: Annotated[
         str,
         typer.Option(
@@ -167,24 +196,40 @@ def convert(
 ) -> None:
     """Convert a language model into a bundle that `inferencex-run` and `inferencex serve` load."""
     gc.disable()  # importing frameworks makes a million objects and no garbage
-    from inferencex.convert.quantize import parse_scheme
+    from inferencex.convert.quantize import parse_mixed_scheme, parse_scheme
+    from inferencex.convert.quantize.budget import parse_budget
     from inferencex.formats.errors import OptionError
 
-    scheme = parse_scheme(
-        quantization,
-        group_size=group_size,
-        symmetric=symmetric,
-        lm_head=lm_head,
-        embedding=embedding,
-        exclude=exclude or (),
-        static_activations=static_activations,
-    )
+    budget = parse_budget(target_bits=target_bits, target_size=target_size, max_kl=max_kl)
+    if budget is None:
+        scheme = parse_scheme(
+            quantization,
+            group_size=group_size,
+            symmetric=symmetric,
+            lm_head=lm_head,
+            embedding=embedding,
+            exclude=exclude or (),
+            static_activations=static_activations,
+        )
+    elif static_activations:
+        raise OptionError(f"--static-activations is for schemes that quantize activations, which {budget} does not")
+    else:
+        scheme = parse_mixed_scheme(
+            quantization,
+            group_size=group_size,
+            symmetric=symmetric,
+            lm_head=lm_head,
+            embedding=embedding,
+            exclude=exclude or (),
+        )
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise OptionError(f"--dtype {dtype!r} is not one of auto, float32, float16, bfloat16")
 
     drawn = {"samples": calibration_samples, "length": calibration_length, "seed": calibration_seed}
-    given = {name: value for name, value in drawn.items() if value is not None}
-    if given and calibration is None and not scheme.needs_calibration:
+    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    text: dict[str, Any] = {} if calibration is None else {"source": calibration}
+    calibrates = calibration is not None or scheme.needs_calibration or kv_cache != "none"
+    if given and not calibrates:
         raise OptionError(
             f"--calibration-{next(iter(given))} means nothing with --quantization {scheme.name}, which does not "
             "calibrate; give --calibration as well, or leave it out"
@@ -213,11 +258,11 @@ def convert(
         verify=verify,
         verify_limit=verify_limit,
         threads=threads,
-        calibration=CalibrationOptions(**({} if calibration is None else {"source": calibration}), **given)
-        if calibration is not None or scheme.needs_calibration
-        else None,
+        calibration=CalibrationOptions(**text, **given) if calibrates else None,
         work_dir=work_dir,
         effort=effort,
+        kv_cache=kv_cache,
+        budget=budget,
     )
     with observer(stderr_console()) as watching:
         report = run(options, watching)
@@ -230,6 +275,11 @@ def _summarize(report: Report, output: Path) -> None:
     console = stderr_console()
     total = sum(report.seconds.values())
     console.print(f"{output}: {size(report.source_bytes)} -> {size(report.bundle_bytes)} in {total:.1f} s")
+    if report.mixed is not None:
+        console.print(
+            f"{report.mixed['bits']:.3f} bits a weight in {len(report.mixed['formats'])} formats, mean KL expected "
+            f"{report.mixed['expected_kl']:.3g}"
+        )
     if report.fidelity is not None:
         f = report.fidelity
         console.print(

@@ -39,6 +39,7 @@ class HeldOutFidelity:
     source_perplexity, bundle_perplexity:  of the text, each window on its own
     backend:          what ran the bundle
     activation_dtype: how it read the inputs of quantized linears: "float32", or "auto" as the runtime does by default
+    kv_cache_dtype:   how it kept keys and values
     """
 
     windows: int
@@ -50,6 +51,7 @@ class HeldOutFidelity:
     bundle_perplexity: float
     backend: str
     activation_dtype: str
+    kv_cache_dtype: str = "float32"
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -74,6 +76,7 @@ def held_out_fidelity(
     *,
     backend: str | None = None,
     activation_dtype: str = "float32",
+    kv_cache_dtype: str = "float32",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HeldOutFidelity:
     """Compare a bundle with its source on `windows`, int64 `[W, length]`, one after the other.
@@ -85,7 +88,7 @@ def held_out_fidelity(
     name = backend if backend is not None else _backend_for(bundle)
     chosen = select_backend(name, bundle)
     count, length = windows.shape
-    executable: Executable = chosen.compile(bundle, whole_sequence_options(length, activation_dtype, "float32"))
+    executable: Executable = chosen.compile(bundle, whole_sequence_options(length, activation_dtype, kv_cache_dtype))
     divergence = Divergence()
     for done, window in enumerate(windows, 1):
         divergence.add(source(window), whole_sequence_logits(executable, window), window)
@@ -106,6 +109,7 @@ def held_out_fidelity(
         bundle_perplexity=figures.perplexity,
         backend=chosen.name,
         activation_dtype=activation_dtype,
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 

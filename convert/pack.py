@@ -169,10 +169,7 @@ class WeightPacker:
 
     def _store_plain(self, writer: BundleWriter, name: str, value: ir.Value, tensor: Tensor) -> torch.dtype:
         """Store vectors as float32 and matrices in the dtype asked for; integers as they are."""
-        wanted = tensor.dtype
-        if tensor.is_floating_point():
-            wanted = torch.float32 if tensor.dim() < 2 else self.dtype or tensor.dtype
-            wanted = wanted if wanted in _IR_TYPES else torch.float32
+        wanted = plain_dtype(tensor.dtype, tensor.dim(), self.dtype)
         if wanted == torch.float16 and tensor.numel() and (largest := float(tensor.abs().max())) > _FLOAT16_MAX:
             raise QuantizationError(
                 f"{name}: the value {largest:.4g} does not fit float16 (largest {_FLOAT16_MAX:g}); use --dtype bfloat16"
@@ -186,6 +183,14 @@ class WeightPacker:
         if wanted in (torch.float16, torch.bfloat16):
             self.forms.cast(value)
         return wanted
+
+
+def plain_dtype(dtype: torch.dtype, rank: int, asked: torch.dtype | None) -> torch.dtype:
+    """Return how a plain tensor is stored: vectors in float32, matrices as asked for, integers as they are."""
+    if not dtype.is_floating_point:
+        return dtype
+    wanted = torch.float32 if rank < 2 else asked or dtype
+    return wanted if wanted in _IR_TYPES else torch.float32
 
 
 def _is_finite(tensor: Tensor) -> bool:

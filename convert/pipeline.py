@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import math
-import resource
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 
+from inferencex.convert.bundle_maker import DTYPES, BundleMaker
 from inferencex.convert.calibrate.data import CalibrationOptions
 from inferencex.convert.calibrate.model_text import model_text
-from inferencex.convert.calibrate.result import CalibratedWeights
 from inferencex.convert.calibrate.self_text import Sampler
-from inferencex.convert.calibration_stage import CalibrationStage
-from inferencex.convert.capture import Captured, capture
-from inferencex.convert.context import beyond_declared, context_length, length_independent_up_to
-from inferencex.convert.held_out import held_out_fidelity, source_runner
+from inferencex.convert.capture import capture
+from inferencex.convert.context import beyond_declared, context_length
 from inferencex.convert.keep_packed import (
     Packing,
     check_request,
@@ -35,27 +26,30 @@ from inferencex.convert.keep_packed import (
     refuse_requantized,
     say_dequantized,
 )
-from inferencex.convert.pack import WeightPacker, parameters_read
-from inferencex.convert.passes import Optimized, optimize
-from inferencex.convert.passes.editing import static_dims
+from inferencex.convert.mixed_precision import MixedPrecision
+from inferencex.convert.pack import parameters_read, plain_dtype
+from inferencex.convert.passes import optimize
+from inferencex.convert.passes.editing import is_weight, static_dims
+from inferencex.convert.passes.weights import expression_of
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, parse_scheme, plan_quantization
-from inferencex.convert.quantize.effort import EFFORTS, hurried
-from inferencex.convert.refinement_stage import RefinementStage
+from inferencex.convert.quantize.budget import Budget
+from inferencex.convert.quantize.effort import EFFORTS
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
 from inferencex.convert.side_files import check_side_files
-from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
 from inferencex.convert.source.parameter import ParameterSource
 from inferencex.convert.source.read_ahead import read_ahead
+from inferencex.convert.stages import Observer, Silent, Stages
 from inferencex.convert.verification import verification
-from inferencex.formats.bundle import BundleWriter, Manifest, check_destination
+from inferencex.formats.bundle import BundleWriter, check_destination
 from inferencex.formats.errors import CaptureError, OptionError
+from inferencex.formats.kv_cache import KV_FORMATS
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MAX_THREADS = 1024
-_TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+_BYTES_OF_NODE = 200  # of model.onnx, about
+_BYTES_OF_WEIGHT = 2400  # of model.onnx, bundle.json and the header of the weights, about
 
 
 @dataclass(frozen=True)
@@ -81,6 +75,8 @@ class ConvertOptions:
     calibration: CalibrationOptions | None = None
     work_dir: Path | None = None
     effort: str = "normal"
+    budget: Budget | None = None
+    kv_cache: str = "none"
 
     def __post_init__(self) -> None:
         """Refuse values that could only fail after much work; raises OptionError."""
@@ -95,14 +91,25 @@ class ConvertOptions:
                 raise OptionError(f"--verify-limit {self.verify_limit}: expected a number above 0")
             if not self.verify:
                 raise OptionError("--verify-limit means nothing with --no-verify; leave one of them out")
+        if self.kv_cache not in ("none", *KV_FORMATS):
+            raise OptionError(f"--kv-cache {self.kv_cache!r} is not one of none, {', '.join(KV_FORMATS)}")
         if self.effort not in EFFORTS:
             raise OptionError(f"--effort {self.effort!r} is not one of {', '.join(EFFORTS)}")
-        if self.effort != "normal" and self.calibration_options is None:
+        if self.effort != "normal" and not (self.scheme.linear is not None and self.calibration_options):
             raise OptionError(
                 f"--effort {self.effort} is for methods that calibrate, and --quantization {self.scheme.name} does not"
             )
-        if self.calibration is not None and self.scheme.linear is None:
-            raise OptionError("--calibration means nothing with --quantization none; leave it out")
+        if (self.budget is not None) != bool(self.scheme.candidates):
+            raise OptionError(
+                f"--quantization {self.scheme.name} leaves the types of weights to a budget; give --target-bits, "
+                "--target-size or --max-kl"
+                if self.budget is None
+                else f"{self.budget} chooses the types of weights, which --quantization {self.scheme.name} states"
+            )
+        if self.budget is not None and self.budget.kind == "kl" and not self.verify:
+            raise OptionError(f"{self.budget} takes a measurement; leave --no-verify out")
+        if self.calibration is not None and self.scheme.linear is None and self.kv_cache == "none":
+            raise OptionError("--calibration means nothing with --quantization none; leave it out, or give --kv-cache")
         if self.work_dir is not None and self.calibration_options is None:
             raise OptionError(
                 f"--work-dir keeps what calibration finishes, and --quantization {self.scheme.name} does not calibrate"
@@ -111,53 +118,9 @@ class ConvertOptions:
     @property
     def calibration_options(self) -> CalibrationOptions | None:
         """What to calibrate on; None for a conversion that does not calibrate."""
-        if self.calibration is None and self.scheme.needs_calibration:
+        if self.calibration is None and (self.scheme.needs_calibration or self.kv_cache != "none"):
             return CalibrationOptions()
         return self.calibration
-
-
-class Observer(Protocol):
-    """Is told how a conversion gets on."""
-
-    def stage(self, name: str) -> None:
-        """Begin a stage of the work."""
-        ...
-
-    def advance(self, done: int, total: int, what: str) -> None:
-        """Within the stage, `done` of `total` units are finished, the last of them `what`."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something a user should read."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def stage(self, name: str) -> None:
-        """Begin a stage of the work."""
-
-    def advance(self, done: int, total: int, what: str) -> None:
-        """Units of it are finished."""
-
-    def note(self, text: str) -> None:
-        """A note that nobody reads."""
-
-
-@dataclass
-class _Stages:
-    """Times the stages and announces them."""
-
-    observer: Observer
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self.observer.stage(name)
-        began = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - began
 
 
 def convert(options: ConvertOptions, observer: Observer) -> Report:
@@ -166,7 +129,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
     Raises InferenceXError of the kind that fits: OptionError, SourceError, CaptureError, QuantizationError,
     BundleError, FidelityError.
     """
-    stages = _Stages(observer)
+    stages = Stages(observer)
     report = Report(options.model_id, options.scheme.name)
     report.seconds = stages.seconds
     named = Path(options.model_id).expanduser()
@@ -203,59 +166,51 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         report.warnings.extend(_unread(optimized.model, sources))
         report.warnings.extend(say_dequantized(packing.dequantized))
         expected = _expected_bytes(optimized.model, plans, packing, options)
+        mixed = None
+        if options.budget is not None:
+            other = _bytes_beside(optimized.model, plans, sources, checkpoint.files, DTYPES.get(options.dtype))
+            mixed = MixedPrecision(roles, options.scheme, options.budget, other)
     for text in (*report.warnings, *report.notes):
         observer.note(text)
+    maker = BundleMaker(
+        options.output,
+        options.scheme,
+        options.dtype,
+        options.effort,
+        options.calibration_options,
+        options.threads,
+        options.verify_limit,
+        options.model_id,
+        checkpoint,
+        captured,
+        optimized,
+        sources,
+        packing,
+        max_model_len,
+        _model_text(options),
+        stages,
+        observer,
+        next((kind for kind in KV_FORMATS if kind == options.kv_cache), None),
+    )
     source_path = checkpoint.directory if checkpoint.kind == "local" else None
-    with (
-        BundleWriter(
-            options.output, overwrite=options.overwrite, source=source_path, expected_bytes=expected
-        ) as writer,
-        ExitStack() as stack,
-    ):
-        check = None
+
+    def writer() -> BundleWriter:
+        return BundleWriter(options.output, overwrite=options.overwrite, source=source_path, expected_bytes=expected)
+
+    with ExitStack() as stack:
+        staged = stack.enter_context(writer()) if mixed is None else None
         if options.verify:
             tokens = min(options.verify_tokens, max_model_len)
-            check = stack.enter_context(verification(checkpoint, captured, sources, tokens=tokens))
-        calibrated = None
-        if options.calibration_options is not None:
-            with stages("calibrate"):
-                stage = _calibration_stage(optimized, plans, sources, checkpoint, captured, options)
-                calibrated = stack.enter_context(stage.run(_model_text(options), observer.advance))
-                report.layers = calibrated.weights.layers
-                report.calibration = calibrated.data.source
-        if calibrated is not None and options.effort == "best":
-            with stages("refine"):
-                refinement = RefinementStage(optimized.model, sources, calibrated.work, options.threads)
-                judged, _ = _halves(calibrated.data.held_out)
-                report.refinement = refinement.run(
-                    calibrated.weights, calibrated.data.token_ids, judged, observer.advance
-                )
-        with stages("quantize" if options.scheme.method != "none" else "pack"):
-            weights = None if calibrated is None else calibrated.weights
-            report.weights = _pack(writer, optimized.model, plans, sources, packing, weights, options, report, observer)
-        with stages("write"):
-            _strip_metadata(optimized.model)
-            writer.write_graph(optimized.model)
-            for name, path in checkpoint.files.items():
-                writer.add_side_file(name, path)
-            staged = writer.seal(_manifest(checkpoint, captured, optimized, options, report, max_model_len))
-        if check is not None:
-            with stages("verify"):
-                report.fidelity = check.check(staged, options.model_id, report, options.verify_limit)
-        if calibrated is not None and options.verify:
-            with stages("evaluate"):
-                report.held_out = held_out_fidelity(
-                    source_runner(captured, sources),
-                    staged,
-                    calibrated.data.held_out if report.refinement is None else _halves(calibrated.data.held_out)[1],
-                    progress=lambda done, total: observer.advance(done, total, "held-out windows"),
-                )
-        report.bundle_bytes = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file())
-        report.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
-        writer.add_report(report.to_json(), report.to_markdown(), report.to_plot())
-        writer.commit()
+            maker.check = stack.enter_context(verification(checkpoint, captured, sources, tokens=tokens))
+        if staged is not None:
+            report = maker.make(staged, report, plans, options.work_dir)
+        else:
+            assert mixed is not None
+            staged, report = maker.make_within_budget(
+                mixed, lambda: stack.enter_context(writer()), report, options.work_dir
+            )
+        staged.add_report(report.to_json(), report.to_markdown(), report.to_plot())
+        staged.commit()
     return report
 
 
@@ -326,35 +281,27 @@ def _expected_bytes(model: ir.Model, plans: Sequence[TensorPlan], packing: Packi
     return total
 
 
-def _halves(held_out: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide held-out windows: steps of refinement are judged by some, and their result by the others."""
-    return (held_out[::2], held_out[1::2]) if len(held_out) > 1 else (held_out, held_out)
-
-
-def _calibration_stage(
-    optimized: Optimized,
+def _bytes_beside(
+    model: ir.Model,
     plans: Sequence[TensorPlan],
-    sources: dict[str, ParameterSource],
-    checkpoint: Checkpoint,
-    captured: Captured,
-    options: ConvertOptions,
-) -> CalibrationStage:
-    calibration = options.calibration_options
-    table = captured.module.get_input_embeddings().weight
-    assert calibration is not None and isinstance(table, torch.Tensor)
-    return CalibrationStage(
-        optimized.model,
-        plans,
-        sources,
-        checkpoint,
-        hurried(options.scheme.composition) if options.effort == "fast" else options.scheme.composition,
-        options.effort,
-        calibration,
-        table.shape[0],
-        options.output,
-        options.work_dir,
-        options.threads,
-    )
+    sources: Mapping[str, ParameterSource],
+    files: Mapping[str, Path],
+    dtype: torch.dtype | None,
+) -> int:
+    """Return about what a bundle takes on disk beside its linears and experts."""
+    planned = {plan.name: plan for plan in plans if plan.scheme is not None}
+    total = sum(path.stat().st_size for path in files.values())
+    total += _BYTES_OF_NODE * len(model.graph)
+    for name, value in model.graph.initializers.items():
+        shape, plan = static_dims(value) if value.shape is not None else (), planned.get(name)
+        if value.const_value is not None:
+            total += value.const_value.nbytes
+        elif plan is None or plan.role not in ("linear", "experts"):
+            source = sources[expression_of(value).parameters[0]].dtype
+            plain = plain_dtype(source, len(shape), dtype).itemsize
+            total += math.prod(shape) * plain if plan is None else plan.stored_bytes(plain, scale_bytes=2)
+        total += _BYTES_OF_WEIGHT if is_weight(value) else 0
+    return total
 
 
 def _model_text(options: ConvertOptions) -> Sampler:
@@ -362,81 +309,20 @@ def _model_text(options: ConvertOptions) -> Sampler:
 
     def plain_bundle(path: Path) -> None:
         plain = parse_scheme("none")
-        convert(replace(options, output=path, scheme=plain, verify=False, calibration=None, work_dir=None), Silent())
+        convert(
+            replace(
+                options,
+                output=path,
+                scheme=plain,
+                verify=False,
+                verify_limit=None,
+                calibration=None,
+                work_dir=None,
+                effort="normal",
+                budget=None,
+                kv_cache="none",
+            ),
+            Silent(),
+        )
 
     return model_text(plain_bundle)
-
-
-def _pack(
-    writer: BundleWriter,
-    model: ir.Model,
-    plans: Sequence[TensorPlan],
-    sources: dict[str, ParameterSource],
-    packing: Packing,
-    calibrated: CalibratedWeights | None,
-    options: ConvertOptions,
-    report: Report,
-    observer: Observer,
-) -> list[Any]:
-    packer = WeightPacker(model, plans, sources, DTYPES.get(options.dtype), packing, calibrated)
-    total = sum(1 for name in model.graph.initializers)
-    done = 0
-
-    def progress(name: str, elements: int) -> None:
-        nonlocal done
-        done += 1
-        observer.advance(done, total, name)
-
-    packed = packer.run(writer, progress, options.threads)
-    for text in say_dequantized(packer.dequantized):
-        report.warnings.append(text)
-        observer.note(text)
-    return packed
-
-
-def _strip_metadata(model: ir.Model) -> None:
-    """Remove what the exporter noted for its own debugging: source lines and paths of the machine it ran on."""
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.graph.name = "step"
-    model.functions.clear()
-    model.producer_name, model.producer_version = "inferencex", importlib.metadata.version("inferencex")
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    captured: Captured,
-    optimized: Optimized,
-    options: ConvertOptions,
-    report: Report,
-    max_model_len: int,
-) -> Manifest:
-    config = checkpoint.config
-    architecture: dict[str, Any] = {
-        "model_type": config.model_type,
-        "class": type(captured.module).__name__,
-        "max_model_len": max_model_len,
-        "parameters": sum(p.numel() for p in captured.module.parameters()),
-        "operators": {"before": optimized.ops_before, "after": optimized.ops_after},
-        "folded": optimized.rewrites,
-    }
-    if captured.uses_prompt_lengths:
-        architecture["length_independent_up_to"] = length_independent_up_to(config)
-    tools = {name: importlib.metadata.version(name) for name in _TOOLS}
-    return Manifest(
-        source=dict(checkpoint.provenance(hash_files=True)),
-        architecture=architecture,
-        scheme={
-            **options.scheme.to_json(),
-            "dtype": options.dtype,
-            **({} if report.calibration is None else {"calibration": report.calibration}),
-        },
-        tools=tools,
-    )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from inferencex.convert.pipeline import Observer
+from inferencex.convert.stages import Observer
 
 
 class _Lines:

@@ -14,21 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inferencex.convert.calibrate.arithmetic import one_thread_each, product_dtype
+from inferencex.convert.calibrate.arithmetic import freed_memory_kept, one_thread_each, product_dtype
 from inferencex.convert.calibrate.result import CalibratedWeights
 from inferencex.convert.calibrate.whole_model import WholeModel, as_read
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.passes.editing import is_weight
 from inferencex.convert.passes.weights import expression_of
-from inferencex.convert.quantize.refine import Progress, Rates, Refinable, Schedule, Windows, refine_end_to_end
+from inferencex.convert.quantize.refine.end_to_end import MODEL_SCHEDULE
+from inferencex.convert.quantize.refine import Progress, Refinable, Windows, refine_end_to_end
 from inferencex.convert.source.parameter import ParameterSource
 
 _REFINED = "refined"
 
-REFINEMENT = Schedule(
-    steps=240, samples_per_step=2, rates=Rates(rounding=5e-4, scales=5e-4, zeros=5e-4, plain=5e-4), check_every=20
-)
-"""What `--effort best` does."""
+REFINEMENT = MODEL_SCHEDULE
+"""What `--effort best` does with the whole model."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,9 @@ class RefinementStage:
         `token_ids [samples, length]` are learned from, `held_out [windows, length]` judged by.
         """
         if not self.work.finished(_REFINED):
-            self.work.save(_REFINED, self._refine(calibrated, token_ids, held_out, progress))
+            with freed_memory_kept():
+                refined = self._refine(calibrated, token_ids, held_out, progress)
+            self.work.save(_REFINED, refined)
             self._state_file.unlink(missing_ok=True)
         finished = self.work.load(_REFINED)
         calibrated.refine(finished)

@@ -9,7 +9,9 @@ from typing import Any
 
 from inferencex.convert.fidelity import Fidelity
 from inferencex.convert.held_out import HeldOutFidelity
+from inferencex.convert.kv_cache import KVLayerReport, kv_cache_json, kv_cache_table
 from inferencex.convert.layer_report import LayerReport, bits_per_weight, error_plot, layer_tables
+from inferencex.convert.mixed_report import mixed_lines
 from inferencex.convert.pack import PackedWeight
 from inferencex.convert.passes import Optimized
 from inferencex.formats.bundle.layout import PLOT_FILE
@@ -26,7 +28,9 @@ class Report:
     calibration:  the text that was used for it, as in `bundle.json`
     fidelity:     the bundle against its source on a short text, always
     held_out:     the same on text that calibration did not see
+    kv_cache:     the keys and values of every layer, where those have calibrated scales
     refinement:   what `--effort best` learned: mean KL on held-out text before and after, and its course
+    mixed:        the budget that formats were chosen for, how sensitive weights are, and what was predicted
     """
 
     model: str
@@ -43,7 +47,9 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     calibration: dict[str, Any] | None = None
     held_out: HeldOutFidelity | None = None
+    kv_cache: list[KVLayerReport] = field(default_factory=list)
     refinement: dict[str, Any] | None = None
+    mixed: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -66,7 +72,9 @@ class Report:
             "bits_per_weight": bits_per_weight(self.layers) if self.layers else None,
             "calibration": self.calibration,
             "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "kv_cache": kv_cache_json(self.kv_cache),
             "refinement": self.refinement,
+            "mixed": self.mixed,
         }
 
     def to_markdown(self) -> str:
@@ -79,11 +87,15 @@ class Report:
             lines += ["", "## On text held out from calibration", "", *_held_out(self.held_out)]
         if self.calibration is not None:
             lines += ["", "## Calibration", "", *_calibration(self.calibration)]
+        if self.mixed is not None:
+            lines += ["", "## Mixed precision", "", *mixed_lines(self.mixed)]
         if self.layers:
             lines += ["", "## Layers", ""]
             if self.to_plot() is not None:
                 lines += [f"![relative output error by block]({PLOT_FILE})", ""]
             lines += layer_tables(self.layers)
+        if self.kv_cache:
+            lines += ["", "## KV cache", "", *kv_cache_table(self.kv_cache)]
         lines += ["", "## Weights", "", *_formats(self.weights)]
         worst = sorted((w for w in self.weights if w.relative_error), key=lambda w: -w.relative_error)[:10]
         if worst:
@@ -139,7 +151,8 @@ def size(count: float) -> str:
 def _held_out(h: HeldOutFidelity) -> list[str]:
     return [
         f"Over {h.windows} windows of {h.length} tokens of the text that calibration was taken from, none of them used "
-        f"for it. The bundle ran on the backend `{h.backend}` with {h.activation_dtype} activations:",
+        f"for it. The bundle ran on the backend `{h.backend}` with {h.activation_dtype} activations and a KV cache in "
+        f"{h.kv_cache_dtype}:",
         "",
         "| mean KL | p99 KL | same top-1 | perplexity of source | of bundle |",
         "|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """What a graph gains to read weights as they are stored, and to quantize what they are multiplied with.
 
-All of it is ONNX, but for two operators of the dialect: `UnpackBits` for integers of 3, 5 and 6 bits, `QuantizeRows` for
-activations that get their scale when they come.
+All of it is ONNX, but for two operators of the dialect: `UnpackBits` for integers of 3, 5 and 6 bits, `QuantizeRows`
+for activations that get their scale when they come.
 """
 
 from __future__ import annotations

@@ -25,7 +25,18 @@ _BESIDE = 4 << 30
 
 # How far a correct bundle may be from its source, mean KL in nats per token, by the coarsest format in it. Wrong
 # weights are far above: a shuffled layer gives several nats.
-_LIMITS = {"int3": 4.0, "int4": 1.5, "int5": 0.5, "int6": 0.2, "nvfp4": 1.5, "mxfp4": 2.0, "int8": 0.1, "fp8": 0.3, "activations": 0.5, "float16": 0.02}
+_LIMITS = {
+    "int3": 4.0,
+    "int4": 1.5,
+    "int5": 0.5,
+    "int6": 0.2,
+    "nvfp4": 1.5,
+    "mxfp4": 2.0,
+    "int8": 0.1,
+    "fp8": 0.3,
+    "activations": 0.5,
+    "float16": 0.02,
+}
 _PLAIN_LIMIT = 1e-3
 
 
@@ -52,7 +63,7 @@ class Verification:
 
 
 def _limit(report: Report) -> float:
-    formats = " ".join(weight.format for weight in report.weights)
+    formats = " ".join([*(w.format for w in report.weights), *(layer.format for layer in report.kv_cache)])
     return max((limit for name, limit in _LIMITS.items() if name in formats), default=_PLAIN_LIMIT)
 
 

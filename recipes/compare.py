@@ -115,7 +115,7 @@ def run(
         str, typer.Option(help="How linears with INT4 and INT8 weights read activations: auto, int8, float32.")
     ] = "auto",
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="How keys and values are kept: auto, float32, float16, bfloat16, int8.")
+        str, typer.Option(help="How keys and values are kept: auto, float32, float16, bfloat16, int8, fp8.")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: DebugOption = False,

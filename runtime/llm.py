@@ -44,7 +44,8 @@ class LLM:
     threads:                threads to compute with; None: one for each physical core this process may use
     pin:                    keep each thread on a core of its own
     activation_dtype:       how linears with INT4 and INT8 weights read activations: "auto", "int8" or "float32"
-    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
+    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16", "int8", or "fp8" for bundles with scales for it;
+                            "auto" is the format that the bundle has calibrated scales for, if any
     load_tokenizer:         False: leave the tokenizer alone, and serve token ids as a bundle without one does
 
     A bundle without tokenizer.json serves prompts of token ids: `tokenizer` is None, outputs carry token ids and

@@ -38,6 +38,7 @@ def test_make_targets_and_files_exist(page: Path) -> None:
 
 
 def test_options_in_the_readme_exist() -> None:
+    from inferencex.cli.export import app as export
     from inferencex.cli.inspect import app as inspect
     from inferencex.convert.cli import app as convert
     from inferencex.recipes.compare import app as compare
@@ -45,7 +46,7 @@ def test_options_in_the_readme_exist() -> None:
 
     runner = CliRunner()
     known = "".join(
-        runner.invoke(app, ["--help"], env={"COLUMNS": "240"}).output for app in (convert, run, inspect, compare)
+        runner.invoke(app, ["--help"], env={"COLUMNS": "240"}).output for app in (convert, run, inspect, compare, export)
     )
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text(encoding="utf-8"))):
         assert option in known, f"the README names {option}"

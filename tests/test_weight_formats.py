@@ -35,6 +35,8 @@ pytestmark = pytest.mark.shared
 FORMATS = {
     "rtn-int3": ("int3", 2.0, 3.6),
     "rtn-int4": ("int4", 0.6, 4.6),
+    "rtn-int5": ("int5", 0.2, 5.6),
+    "rtn-int6": ("int6", 0.05, 6.6),
     "rtn-int8": ("int8", 0.005, 8.4),
     "int8-dynamic": ("int8", 0.01, 8.4),
     "fp8-weight": ("fp8", 0.04, 8.4),
@@ -120,7 +122,7 @@ def test_the_cpu_backend_computes_the_same(shared_data: Path, folder: Path, sche
         assert np.array_equal(alone[0], rows[0]), "a row does not depend on the others"
 
 
-@pytest.mark.parametrize("scheme", ["rtn-int3", "int8-dynamic", "fp8", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["rtn-int3", "rtn-int5", "rtn-int6", "int8-dynamic", "fp8", "nvfp4", "mxfp4"])
 def test_experts_have_every_format(tmp_path: Path, scheme: str) -> None:
     model = zoo.tiny_model("qwen3_moe")
     model.config._attn_implementation = "eager"

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -85,7 +86,7 @@ def accuracy(
     if list_rows:
         for name, rows in known.items():
             for row in rows:
-                console.print(f"{name}/{row}", highlight=False)
+                console.print(f"{name}/{row}", highlight=False, soft_wrap=True)
         return
     try:
         wanted = chosen_rows(only, known)
@@ -102,6 +103,7 @@ def accuracy(
         reference = reference_of(checkpoint, evaluation_windows(checkpoint, judged, windows, window), folder)
         place = folder / _key(ids, reference.windows, threads, checkpoint)
         place.mkdir(exist_ok=True)
+        lock = _alone(place)
         task = Task(checkpoint, place / "token_ids.npy", texts, samples, length, window, threads)
         np.save(task.token_ids, ids)
         run = _begin(place / "results.json", reference, _MODEL.title if model is None else checkpoint.name)
@@ -111,10 +113,11 @@ def accuracy(
         "threads": threads,
     }
     harness = Harness(task, reference, place, _interpreters(interpreters or (), environments))
-    _measure_all(harness, wanted, run, place / "results.json", console, again=again)
+    with lock:
+        _measure_all(harness, wanted, run, place / "results.json", console, again=again)
     console.print(terminal_table(run))
     for line in notes(run):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     defaults = (samples, length, windows, window, model, calibration, text) == (128, 512, 64, 512, None, None, None)
     page = output or (PAGE if defaults else None)
     if page is not None:
@@ -137,8 +140,8 @@ def _measure_all(
         try:
             version = harness.version(tool)
         except ProcessError as error:
-            run.skipped[tool] = str(error)
-            console.print(f"{tool} is left out: {error}", highlight=False)
+            run.skipped[tool] = error.reason
+            console.print(f"{tool} is left out: {error}", highlight=False, soft_wrap=True)
             continue
         run.skipped.pop(tool, None)
         converted: set[str] = set()
@@ -152,10 +155,20 @@ def _measure_all(
                 run.failures.pop(name, None)
                 said = f"KL {run.findings[name].mean_kl:.4g}"
             except ProcessError as error:
-                run.failures[name] = said = str(error)
+                run.failures[name], said = error.reason, str(error)
             converted.add(row.conversion)
-            console.print(f"{name}: {said}, {time.monotonic() - began:.0f} s", highlight=False)
+            console.print(f"{name}: {said}, {time.monotonic() - began:.0f} s", highlight=False, soft_wrap=True)
             run.save(results)
+
+
+def _alone(place: Path) -> FileLock:
+    """Return the lock of a folder, held: two runs would overwrite each other's results, and disturb their times."""
+    lock = FileLock(place / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise typer.BadParameter(f"{place}: another run is at work there", param_hint="--folder") from error
+    return lock
 
 
 def _begin(results: Path, reference: Reference, title: str) -> Run:

@@ -20,10 +20,10 @@ def read_logits(stream: BinaryIO, windows: NDArray[np.int64]) -> Iterator[NDArra
     length = windows.shape[1]
     vocab = int(json.loads(stream.readline() or b'{"vocab": 0}')["vocab"])
     for place in range(len(windows)):
-        logits = np.empty((length, vocab), np.float32)
-        if not vocab or stream.readinto(memoryview(logits).cast("B")) != logits.nbytes:  # type: ignore[attr-defined]
+        content = stream.read(4 * length * vocab)
+        if not vocab or len(content) != 4 * length * vocab:
             raise EOFError(f"the logits ended in window {place} of {len(windows)}")
-        yield logits
+        yield np.frombuffer(content, np.float32).reshape(length, vocab)
 
 
 def compare(

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 
 from bench.accuracy.tools.base import Activations, Logits
 from inferencex.convert.source.base import TensorHandle
@@ -25,13 +25,25 @@ _load: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_pretrained
 
 def load_model(checkpoint: Path) -> PreTrainedModel:
     """Load a checkpoint in float32."""
-    disable_progress_bar()
-    return _load(checkpoint, dtype=torch.float32).eval()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return _load(checkpoint, dtype=torch.float32)  # in evaluation mode
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """Return all of a model but its head."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    return decoder
+
+
+def head_of(model: PreTrainedModel) -> nn.Linear:
+    """Return what makes logits of the decoder's output."""
+    head: nn.Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
 
 
 def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return the linears of a model by name, all but the head."""
-    head = model.get_output_embeddings()
+    head = head_of(model)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     }
@@ -48,17 +60,17 @@ def stored_bits(checkpoint: Path, quantized: Path) -> float:
     with torch.device("meta"):
         model = build(open_checkpoint(str(checkpoint)).config)
     recipes = resolve_parameters(model, source)
+    sizes = {part.name: part.nbytes for tensor in source.tensors.values() for part in _parts(tensor)}
     taken = weights = 0
     for name, linear in decoder_linears(model).items():
-        taken += sum(_stored_bytes(source.tensors[part]) for part in recipes[f"{name}.weight"].sources)
+        parts = recipes[f"{name}.weight"].sources
+        taken += sum(sizes[part] for part in parts if not part.endswith(_NOT_COUNTED))
         weights += linear.weight.numel()
     return 8 * taken / weights
 
 
-def _stored_bytes(tensor: TensorHandle) -> int:
-    if not isinstance(tensor, PackedHandle):
-        return tensor.nbytes
-    return sum(part.nbytes for part in tensor.storage.parts if not part.name.endswith(_NOT_COUNTED))
+def _parts(tensor: TensorHandle) -> Iterable[TensorHandle]:
+    return tensor.storage.parts if isinstance(tensor, PackedHandle) else (tensor,)
 
 
 def run_quantized(checkpoint: Path, quantized: Path, activations: Activations) -> Logits:
@@ -67,7 +79,7 @@ def run_quantized(checkpoint: Path, quantized: Path, activations: Activations) -
     Tools scale channels, so that norms change with the linears.
     """
     model = load_model(checkpoint)
-    kept = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    kept = {id(module.weight) for module in (model.get_input_embeddings(), head_of(model))}
     sources = resolve_parameters(model, open_checkpoint(str(quantized)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,7 +130,7 @@ def mean_squares(model: PreTrainedModel, windows: NDArray[np.int64]) -> dict[str
     handles = [linear.register_forward_pre_hook(add(name)) for name, linear in decoder_linears(model).items()]
     with torch.inference_mode():
         for window in windows:
-            model.get_decoder()(torch.from_numpy(window)[None], use_cache=False)
+            decoder_of(model)(torch.from_numpy(window)[None], use_cache=False)
     for handle in handles:
         handle.remove()
     return {name: (value / windows.size).float().numpy() for name, value in sums.items()}

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from bench.accuracy.plain import load_model, logits_of
+from bench.accuracy.plain import decoder_of, head_of, load_model, logits_of
 from inferencex.runtime.text import Tokenizer
 
 _LARGEST_DIFFERENCE = 1e-3  # of logits computed from hidden states, for rounding of the same sums in another order
@@ -63,12 +63,12 @@ def reference_of(checkpoint: Path, windows: NDArray[np.int64], folder: Path) -> 
 
 def _run(checkpoint: Path, windows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
     model = load_model(checkpoint)
-    head = model.get_output_embeddings().weight.detach()
+    head = head_of(model).weight.detach()
     hidden = []
     with torch.inference_mode():
         for window in windows:
             ids = torch.from_numpy(window)[None]
-            hidden.append(model.get_decoder()(ids, use_cache=False).last_hidden_state[0])
+            hidden.append(decoder_of(model)(ids, use_cache=False).last_hidden_state[0])
     expected = torch.from_numpy(logits_of(model)(windows[0]))
     difference = float((hidden[0] @ head.T - expected).abs().max())
     if not difference <= _LARGEST_DIFFERENCE:

@@ -27,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ProcessError(Exception):
-    """A process of a tool failed; the message ends with the last line that it wrote."""
+    """A process of a tool failed. `reason` is the last line that it wrote; the message also says where the rest is."""
+
+    def __init__(self, reason: str, rest: str = "") -> None:
+        super().__init__(reason + rest)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Harness:
                 )
         except EOFError as error:
             status = process.wait()
-            raise ProcessError(_last_words(log, status) if status else str(error)) from error
+            raise (_failed(log, status) if status else ProcessError(str(error))) from error
         except ValueError as error:
             raise ProcessError(str(error)) from error
         finally:
@@ -129,7 +133,7 @@ class Harness:
             process.wait()
             raise
         if status != 0:
-            raise ProcessError(_last_words(log, status))
+            raise _failed(log, status)
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
 
@@ -161,6 +165,7 @@ def _open_when_written(pipe: Path, process: subprocess.Popen[bytes]) -> BinaryIO
     return os.fdopen(descriptor, "rb")
 
 
-def _last_words(log: Path, status: int) -> str:
+def _failed(log: Path, status: int) -> ProcessError:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{lines[-1][:300] if lines else 'it printed nothing'} (status {status}; all of it is in {log})"
+    reason = f"{lines[-1][:300] if lines else 'it printed nothing'} (status {status})"
+    return ProcessError(reason, f"; all that it wrote is in {log}")

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -87,7 +88,7 @@ def cut_blocks(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[Block]:
     bounds = list(dict.fromkeys([*cuts, len(nodes)]))
     before = _first_readers(graph, place, shared)
     blocks = []
-    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, stop) in enumerate(pairwise(bounds)):
         stops = sorted({p for p in before if start <= p < stop} | {stop})
         stages = []
         for low, high in zip([start, *stops], stops, strict=False):
@@ -138,9 +139,7 @@ def _first_readers(
     return found
 
 
-def _held_together(
-    graph: ir.Graph, place: dict[ir.Node, int], shared: Sequence[SharedInput]
-) -> list[tuple[int, int]]:
+def _held_together(graph: ir.Graph, place: dict[ir.Node, int], shared: Sequence[SharedInput]) -> list[tuple[int, int]]:
     """Return the first and last place of the nodes that a shared input ties together."""
     intervals = []
     for one in shared:

@@ -25,6 +25,8 @@ Capture = Callable[[str, Tensor], None]
 # Is given the name of a weight that multiplies, the expert (0 where there are none), the rows it reads `[R, K]` and
 # their products with it `[R, N]`, to which nothing has been added yet.
 Tap = Callable[[str, int, Tensor, Tensor], None]
+# Is given an Attention node, and its keys `[T, G * Dk]` and values `[T, G * Dv]`.
+Attended = Callable[[ir.Node, Tensor, Tensor], None]
 
 
 def step_inputs(graph: ir.Graph, token_ids: Tensor) -> Values:
@@ -65,6 +67,7 @@ class BlockExecutor:
         sequences: int,
         capture: Capture | None = None,
         tap: Tap | None = None,
+        attended: Attended | None = None,
     ) -> Values:
         """Run a stage on the values of some sequences of equal length and return its outputs by name.
 
@@ -74,10 +77,15 @@ class BlockExecutor:
         weights:  the stage's weights by name
         capture:  is shown what the second linears of experts read, row after row of the routing
         tap:      is shown what every weight multiplies, and the products
+        attended: is shown what every Attention node is given
         """
         environment: Values = dict(values)
         for node in stage.nodes:
             inputs = [self._lookup(v, environment, weights) for v in node.inputs]
+            if attended is not None and node.domain == DOMAIN and node.op_type == "Attention":
+                keys, values_ = inputs[1:3]
+                assert keys is not None and values_ is not None
+                attended(node, keys, values_)
             outputs = self._run_node(node, inputs, sequences, capture, tap)
             for output, result in zip(node.outputs, outputs, strict=False):
                 environment[str(output.name)] = result
@@ -145,9 +153,7 @@ def _linear(node: ir.Node, inputs: Sequence[Tensor | None], tap: Tap | None) -> 
     return y if bias is None else y + beta * bias
 
 
-def _by_expert(
-    x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, show: _TapOfWeight | None = None
-) -> Tensor:
+def _by_expert(x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, show: _TapOfWeight | None = None) -> Tensor:
     """Apply to each row of `x [M, K]` the linear of its expert, `ids [M]`: `[M, N]`."""
     order = torch.argsort(ids, stable=True)
     counts = torch.bincount(ids, minlength=weight.shape[0]).tolist()
@@ -163,9 +169,7 @@ def _by_expert(
     return y[torch.argsort(order)]
 
 
-def _experts(
-    node: ir.Node, inputs: Sequence[Tensor | None], capture: Capture | None, tap: Tap | None
-) -> Tensor:
+def _experts(node: ir.Node, inputs: Sequence[Tensor | None], capture: Capture | None, tap: Tap | None) -> Tensor:
     x, index, factors, gate_up, down, gate_up_bias, down_bias = (*inputs, None, None)[:7]
     assert x is not None and index is not None and factors is not None and gate_up is not None and down is not None
     tokens, k = index.shape

@@ -22,7 +22,7 @@ def scaled(statistics: Calibration, factors: NDArray[np.float32]) -> Calibration
     peaks, gram = statistics.absolute_max, statistics.gram
     return replace(
         statistics,
-        mean_square=statistics.mean_square / np.square(factors),
+        mean_square=(statistics.mean_square / np.square(factors)).astype(np.float32),
         absolute_max=None if peaks is None else peaks / factors,
         gram=None if gram is None else gram / factors[:, None] / factors[None, :],
     )
@@ -53,9 +53,10 @@ def absorb(block: Block, originals: Mapping[str, Tensor], finished: FinishedBloc
             divisors = np.ones(originals[name].shape[0], dtype=np.float32)
             divisors[rows] = factors
             if name in finished.quantized:
-                finished.row_divisors[name] = finished.row_divisors.get(name, np.float32(1)) * divisors
+                before = finished.row_divisors.get(name)
+                finished.row_divisors[name] = divisors if before is None else before * divisors
             else:
-                plain = finished.plain.get(name, originals[name].to(torch.float32).numpy())
+                plain: NDArray[np.float32] = finished.plain.get(name, originals[name].to(torch.float32).numpy())
                 finished.plain[name] = plain / divisors.reshape(-1, *[1] * (plain.ndim - 1))
 
 

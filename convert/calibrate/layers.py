@@ -46,7 +46,12 @@ class LayerQuantizer:
         dense = not all(map(self.routing.is_expert, shared.readers))
         needs_gram = self.composition.needs_gram and (dense or shared.absorber is not None)
         statistics = input_statistics(
-            shared.value, self.streams.rows(shared.value), shared.channels, self.pool, self.threads, with_gram=needs_gram
+            shared.value,
+            self.streams.rows(shared.value),
+            shared.channels,
+            self.pool,
+            self.threads,
+            with_gram=needs_gram,
         )
         factors = self._factors(shared, statistics, originals)
         if factors is not None:
@@ -80,9 +85,7 @@ class LayerQuantizer:
             parts = tensor[:_EXPERTS_THAT_CHOOSE] if self.routing.is_expert(name) else tensor[None]
             weights += [part.numpy() for part in parts]
             schemes += [plan.scheme] * len(parts)
-        factors = folding.scales(
-            shared.value, weights, schemes, statistics, ties=absorber.ties, threads=self.threads
-        )
+        factors = folding.scales(shared.value, weights, schemes, statistics, ties=absorber.ties, threads=self.threads)
         return None if bool((factors == 1).all()) else factors
 
     def _quantize_linear(
@@ -119,7 +122,11 @@ class LayerQuantizer:
             chosen: Method = method if statistics.tokens else method_named("rtn")
             results.append(
                 chosen.quantize(
-                    f"{name}[{expert}]", array, plan.scheme, statistics if statistics.tokens else None, threads=self.threads
+                    f"{name}[{expert}]",
+                    array,
+                    plan.scheme,
+                    statistics if statistics.tokens else None,
+                    threads=self.threads,
                 )
             )
             errors.append(_OutputErrors.of(self._rounded(name, array), results[-1], array, statistics))

@@ -17,6 +17,7 @@ from inferencex.convert.calibrate.whole_model import as_read
 from inferencex.convert.calibrate.work_dir import FinishedBlock
 from inferencex.convert.quantize.refine import Refinable, Schedule, refine_block
 from inferencex.formats.dialect.schemas import DOMAIN
+from inferencex.formats.packing import QuantizedTensor
 
 _SUMS = {("", "Add"), (DOMAIN, "AddRMSNormalization"), (DOMAIN, "AddLayerNormalization")}
 
@@ -29,7 +30,7 @@ def final_weights(block: Block, originals: Mapping[str, Tensor], finished: Finis
     return as_read(block.nodes, weights)
 
 
-def final_tensors(finished: FinishedBlock) -> dict:
+def final_tensors(finished: FinishedBlock) -> dict[str, QuantizedTensor]:
     """Return the quantized tensors of a block as the bundle will have them."""
     divisors = finished.row_divisors
     return {
@@ -66,7 +67,9 @@ class BlockReconstruction:
             if tensor.dim() == 1 and tensor.is_floating_point() and name not in weights
         }
         refinable = Refinable(
-            weights=weights, sources={name: _folded(name, block, originals, finished) for name in weights}, plain=vectors
+            weights=weights,
+            sources={name: _folded(name, block, originals, finished) for name in weights},
+            plain=vectors,
         )
         samples = _Samples(inputs, [runner.joined(self.streams.values(b, "source")) for b in range(len(inputs))])
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inferencex.convert.calibrate.factors import with_divided_rows
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
+from inferencex.convert.kv_cache import KVLayerReport
 from inferencex.convert.layer_report import LayerReport
 from inferencex.formats.packing import QuantizedTensor
 
@@ -28,7 +30,12 @@ class CalibratedWeight:
 
 
 class CalibratedWeights:
-    """Reads finished blocks weight by weight; what they say nothing of is None."""
+    """Reads finished blocks weight by weight; what they say nothing of is None.
+
+    layers:     what the report says of each weight, in the order of the model
+    kv_layers:  and of the keys and values of each layer of attention, where those are calibrated
+    kv_scales:  float32 `[2, G]`, of keys and of values, by layer
+    """
 
     def __init__(self, work: WorkDir, blocks: Sequence[int]) -> None:
         self._work = work
@@ -36,10 +43,14 @@ class CalibratedWeights:
         self._places: dict[str, int] = {}
         self._plain: dict[str, int] = {}
         self.layers: list[LayerReport] = []
+        self.kv_layers: list[KVLayerReport] = []
+        self.kv_scales: dict[int, NDArray[np.float32]] = {}
         for index in blocks:
             block = work.load(index)
             self._places.update(dict.fromkeys(block.quantized, index))
             self._plain.update(dict.fromkeys(block.plain, index))
+            self.kv_layers += [KVLayerReport(**layer) for layer in block.kv_report]
+            self.kv_scales.update({int(layer): scales for layer, scales in block.kv_scales.items()})
             self.layers += [LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in block.report]
         self._errors = {layer.name: layer.weight_error for layer in self.layers}
 

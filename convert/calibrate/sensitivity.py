@@ -7,7 +7,7 @@ that information as their second moments; tokens count as independent:
 
     rise(E) = 1/2 mean_t (g_t^T E x_t)^2
 
-One block is in memory at a time: all run forward once, then each is run again with gradients, from the last to the first.
+One block is in memory at a time: all run forward once, then each again with gradients, from the last to the first.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class _Passes:
         """Draw a token at each position from the predictions; return the gradient of its -log p, `[T, vocab]`."""
         if not bool(torch.isfinite(logits).all()):
             raise QuantizationError(
-                "the model's own logits are not finite (NaN or infinity) on the calibration text; its weights are damaged"
+                "the model's logits are not finite (NaN or infinity) on the calibration text; the checkpoint is damaged"
             )
         gradient = torch.softmax(logits, dim=-1)
         generator = torch.Generator().manual_seed(self.seed * len(self.token_ids) + window)

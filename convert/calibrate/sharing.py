@@ -20,7 +20,12 @@ from inferencex.convert.passes.editing import attribute, constant_of, is_weight,
 from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.runtime.backends.reference import interpreter
 
-_NORMS = {("", "RMSNormalization"), ("", "LayerNormalization"), (DOMAIN, "AddRMSNormalization"), (DOMAIN, "AddLayerNormalization")}
+_NORMS = {
+    ("", "RMSNormalization"),
+    ("", "LayerNormalization"),
+    (DOMAIN, "AddRMSNormalization"),
+    (DOMAIN, "AddLayerNormalization"),
+}
 _ROW_MOVES = {"Identity", "Gather", "Reshape"}
 _MOVES = {"Identity", "Reshape", "Transpose", "Split", "Squeeze", "Unsqueeze", "Flatten"}
 _HOMOGENEOUS = {"Relu"}  # f(x * s) = f(x) * s for s > 0
@@ -198,6 +203,12 @@ def _linear_before(source: ir.Value) -> Absorber | None:
     if not _private(linear.inputs[1]) or (bias is not None and not _private(bias)):
         return None
     return Absorber((_name(linear.inputs[1]), *([_name(bias)] if bias is not None else [])), rows)
+
+
+def rows_behind(value: ir.Value | None) -> tuple[str, NDArray[np.int64]] | None:
+    """Return the weight of the linear that a value is proportional to, and the row each of its channels comes from."""
+    traced = None if value is None else _trace(value)
+    return None if traced is None else (_name(traced[0].inputs[1]), traced[1])
 
 
 def _trace(value: ir.Value) -> tuple[ir.Node, NDArray[np.int64]] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferencex.formats.packing import QuantizedTensor, pack_bits, unpack_bits
 
@@ -15,10 +17,11 @@ def stack(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
     first = parts[0]
     scales = np.stack([part.scales for part in parts])
 
-    def joined(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    def joined(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
         if arrays[0].shape == shape:
             return np.stack(arrays)
-        return pack_bits(np.stack([unpack_bits(a, first.bits, shape) for a in arrays]), first.bits)
+        unpacked: NDArray[np.uint8] = np.stack([unpack_bits(a, first.bits, shape).view(np.uint8) for a in arrays])
+        return pack_bits(unpacked, first.bits)
 
     zero_points = [part.zero_points for part in parts if part.zero_points is not None]
     tensor_scales = {float(part.tensor_scale) for part in parts if part.tensor_scale is not None}

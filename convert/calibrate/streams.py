@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 
@@ -44,23 +45,32 @@ class Streams:
         self.names = ("source", "quantized") if with_source else ("quantized",)
         self._executor = BlockExecutor(graph)
         self._store, self._pool = store, pool
-        self._sequences = [len(part) for part in token_ids.split(step)]
+        self._sequences = [len(part) for part in torch.split(token_ids, step)]
         self._kept: set[str] = {str(value.name) for value in graph.inputs}
         self._experts = {inner_name(n): n for n in graph if n.domain == DOMAIN and n.op_type == "Experts"}
         self._for_linears = _read_by_linears_only(graph)
-        for index, part in enumerate(token_ids.split(step)):
+        for index, part in enumerate(torch.split(token_ids, step)):
             for name, tensor in step_inputs(graph, part).items():
                 for stream in self.names:
                     store.put(_key(stream, index, name), tensor)
 
-    def advance(self, stage: Stage, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Run a stage in every stream, each with its own weights; values that nobody needs any more are dropped."""
+    def advance(
+        self,
+        stage: Stage,
+        weights: Mapping[str, Mapping[str, Tensor]],
+        attended: Callable[[int, ir.Node, Tensor, Tensor], None] | None = None,
+    ) -> None:
+        """Run a stage in every stream, each with its own weights; values that nobody needs any more are dropped.
+
+        `attended(batch, node, keys, values)` is shown what Attention is given in the quantized stream.
+        """
         made = {str(o.name) for node in stage.nodes for o in node.outputs} & set(stage.outputs)
 
         def run(task: tuple[str, int]) -> None:
             stream, batch = task
             values = {name: self._store.get(_key(stream, batch, name)) for name in stage.inputs}
-            outputs = self._executor.run(stage, values, weights[stream], self._sequences[batch])
+            shown = None if attended is None or stream != "quantized" else functools.partial(attended, batch)
+            outputs = self._executor.run(stage, values, weights[stream], self._sequences[batch], attended=shown)
             for name in made:
                 tensor = outputs[name]
                 lower = name in self._for_linears and tensor.is_floating_point()

@@ -17,7 +17,8 @@ from inferencex.formats.errors import QuantizationError
 
 def as_read(nodes: Iterable[ir.Node], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights as the nodes read them: matrices that multiply in the dtype of products, tables of
-    rows as they are, all else in float32."""
+    rows as they are, all else in float32.
+    """
     nodes = list(nodes)
     multiplied = {str(weight.name) for node in nodes for weight in multiplied_weights(node)}
     looked_up = {str(node.inputs[0].name) for node in nodes if node.op_type == "Gather" and node.inputs[0] is not None}

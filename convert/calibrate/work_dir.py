@@ -27,9 +27,9 @@ from inferencex.formats.errors import OptionError, QuantizationError
 from inferencex.formats.packing import QuantizedTensor
 
 _DESCRIPTION = "work.json"
-_VERSION = 1
+_VERSION = 2
 _CONTENTS = "contents"
-_ARRAYS = ("plain", "factors", "row_divisors")
+_ARRAYS = ("plain", "factors", "row_divisors", "kv_scales")
 
 
 @dataclass
@@ -41,7 +41,9 @@ class FinishedBlock:
     factors:       float32 `[K]` by the name of the input that is divided by them
     row_divisors:  float32 `[N]` by the name of a quantized weight whose rows have to be divided by them
     input_ranges:  largest absolute input by the name of a weight whose inputs have one scale
+    kv_scales:     float32 `[2, G]`, of keys and of values, by the number of the layer of attention
     report:        what the report says of each layer, as JSON
+    kv_report:     what it says of keys and values, as JSON
     """
 
     quantized: dict[str, QuantizedTensor] = field(default_factory=dict)
@@ -49,7 +51,9 @@ class FinishedBlock:
     factors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     row_divisors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     input_ranges: dict[str, float] = field(default_factory=dict)
+    kv_scales: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     report: list[dict[str, Any]] = field(default_factory=list)
+    kv_report: list[dict[str, Any]] = field(default_factory=list)
 
 
 class WorkDir:
@@ -81,8 +85,16 @@ class WorkDir:
         return self._file(index).exists()
 
     def save(self, index: int | str, block: FinishedBlock) -> None:
-        """Keep a block, or under a name what goes over all blocks; after this returns it survives a crash of the process, and of the machine."""
-        contents: dict[str, Any] = {"report": block.report, "input_ranges": block.input_ranges, "quantized": {}}
+        """Keep a block, or under a name what goes over all blocks.
+
+        After this returns it survives a crash of the process, and of the machine.
+        """
+        contents: dict[str, Any] = {
+            "report": block.report,
+            "kv_report": block.kv_report,
+            "input_ranges": block.input_ranges,
+            "quantized": {},
+        }
         tensors: dict[str, NDArray[np.uint8]] = {}
         for kind in _ARRAYS:
             arrays = getattr(block, kind)
@@ -108,22 +120,18 @@ class WorkDir:
                     kind: {name: _take(file, f"{kind}:{name}", entry) for name, entry in contents[kind].items()}
                     for kind in _ARRAYS
                 }
-                quantized = {
-                    name: QuantizedTensor(
-                        **{
-                            key: entry["value"] if "value" in entry else _take(file, f"{key}:{name}", entry)
-                            for key, entry in parts.items()
-                            if key != "shape"
-                        },
-                        shape=tuple(parts["shape"]["value"]),
-                    )
-                    for name, parts in contents["quantized"].items()
-                }
+                quantized = {name: _tensor(file, name, parts) for name, parts in contents["quantized"].items()}
         except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise QuantizationError(
                 f"{path}: a finished block that cannot be read ({error}); delete this file, and it is made again"
             ) from error
-        return FinishedBlock(quantized, **arrays, input_ranges=contents["input_ranges"], report=contents["report"])
+        return FinishedBlock(
+            quantized,
+            **arrays,
+            input_ranges=contents["input_ranges"],
+            report=contents["report"],
+            kv_report=contents["kv_report"],
+        )
 
     def _file(self, index: int | str) -> Path:
         name = index if isinstance(index, str) else f"block-{index:05d}"
@@ -140,6 +148,13 @@ def _take(file: Any, key: str, entry: Mapping[str, Any]) -> NDArray[Any]:
     dtype = np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
     array: NDArray[Any] = file.get_tensor(key).view(dtype).reshape(entry["shape"])
     return array
+
+
+def _tensor(file: Any, name: str, parts: Mapping[str, Any]) -> QuantizedTensor:
+    values: dict[str, Any] = {
+        key: entry["value"] if "value" in entry else _take(file, f"{key}:{name}", entry) for key, entry in parts.items()
+    }
+    return QuantizedTensor(**{**values, "shape": tuple(values["shape"])})
 
 
 def _check_same(path: Path, found: Any, wanted: Mapping[str, Any]) -> None:

@@ -13,7 +13,13 @@ from inferencex.convert.quantize.base import (
 from inferencex.convert.quantize.gptq import Gptq
 from inferencex.convert.quantize.plan import TensorPlan, WeightInfo, plan_quantization
 from inferencex.convert.quantize.rtn import RoundToNearest, quantize_weight
-from inferencex.convert.quantize.scheme import QuantizationScheme, TensorScheme, available_schemes, parse_scheme
+from inferencex.convert.quantize.scheme import (
+    QuantizationScheme,
+    TensorScheme,
+    available_schemes,
+    parse_mixed_scheme,
+    parse_scheme,
+)
 from inferencex.convert.quantize.smoothquant import SmoothQuant
 
 __all__ = [
@@ -33,6 +39,7 @@ __all__ = [
     "available_methods",
     "available_schemes",
     "method_named",
+    "parse_mixed_scheme",
     "parse_scheme",
     "plan_quantization",
     "quantize_weight",

@@ -45,6 +45,7 @@ class Composition:
 
 SMOOTHING = "smoothquant"
 
+
 def compositions() -> dict[str, Composition]:
     """Return every method by name: each rounding alone, each folding before rounding to nearest, and both joined.
 

@@ -59,8 +59,11 @@ class TensorPlan:
             return 0
         return self.shape[-1] % self.scheme.group_size
 
-    def stored_bytes(self, plain_itemsize: int) -> int:
-        """Bytes the tensor will take at most; `plain_itemsize` is the bytes of an element left plain."""
+    def stored_bytes(self, plain_itemsize: int, scale_bytes: int | None = None) -> int:
+        """Bytes the tensor will take at most, or with scales of `scale_bytes`.
+
+        `plain_itemsize` is the bytes of an element left plain.
+        """
         size = 1
         for dimension in self.shape:
             size *= dimension
@@ -71,7 +74,8 @@ class TensorPlan:
         groups = size // max(self.shape[-1], 1) * group_count(self.shape[-1], self.scheme.group_size)
         zero_points = 0 if self.scheme.symmetric else (groups * self.scheme.bits + 7) // 8
         tensor_scale = 4 if self.scheme.type == "nvfp4" else 0
-        return (size * self.scheme.bits + 7) // 8 + self.scheme.scale_bytes * groups + zero_points + tensor_scale
+        scales = (scale_bytes or self.scheme.scale_bytes) * groups
+        return (size * self.scheme.bits + 7) // 8 + scales + zero_points + tensor_scale
 
     def __str__(self) -> str:
         return f"{self.name} {list(self.shape)}: {self.scheme or 'plain'} ({self.reason})"

@@ -21,6 +21,8 @@ PLAIN: Final = "none"
 
 _NAME = re.compile(r"(?P<method>[a-z][a-z0-9]*(?:\+[a-z][a-z0-9]*)*)-(?P<type>[a-z0-9]+)(?:-g(?P<group>\d{1,9}))?")
 _NAME_WITH_GROUP = re.compile(r"(?P<name>[a-z0-9-]+?)(?:-g(?P<group>\d{1,9}))?")
+_MIXED = re.compile(r"(?P<method>[a-z][a-z0-9]*(?:\+[a-z][a-z0-9]*)*)(?:-mixed(?:-g(?P<group>\d{1,9}))?)?")
+_MIXED_GROUP = 64
 _PRECISION = re.compile(r"(?P<type>[a-z0-9]+)(?:-g(?P<group>\d{1,9}))?")
 
 
@@ -131,6 +133,8 @@ class QuantizationScheme:
     lm_head:          scheme of the output projection, `PLAIN`, or None when nothing was said
     embedding:        the same for the token embedding
     exclude:          fnmatch patterns of weight names that stay plain
+    candidates:       schemes that a budget chooses from, weight by weight, the last of which is `linear` too; usually
+                      none
     """
 
     name: str
@@ -139,6 +143,7 @@ class QuantizationScheme:
     lm_head: Precision = None
     embedding: Precision = None
     exclude: tuple[str, ...] = ()
+    candidates: tuple[TensorScheme, ...] = ()
 
     @property
     def weight_method(self) -> str:
@@ -154,7 +159,7 @@ class QuantizationScheme:
     def needs_calibration(self) -> bool:
         """Whether quantizing takes knowledge of what the linears read."""
         static = self.linear is not None and self.linear.activation is not None and self.linear.activation.static
-        return self.linear is not None and (static or self.composition.needs_calibration)
+        return self.linear is not None and (static or bool(self.candidates) or self.composition.needs_calibration)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scheme in the form that `bundle.json` keeps."""
@@ -165,7 +170,7 @@ class QuantizationScheme:
         return {
             "name": self.name,
             "method": self.method,
-            "linear": shown(self.linear) or PLAIN,
+            "linear": " or ".join(map(str, self.candidates)) or shown(self.linear) or PLAIN,
             "lm_head": shown(self.lm_head),
             "embedding": shown(self.embedding),
             "exclude": list(self.exclude),
@@ -228,6 +233,51 @@ def parse_scheme(
         embedding=_precision("--embedding", embedding, linear),
         exclude=patterns,
     )
+
+
+def parse_mixed_scheme(
+    name: str,
+    *,
+    group_size: int | None = None,
+    symmetric: bool | None = None,
+    lm_head: str | None = None,
+    embedding: str | None = None,
+    exclude: Iterable[str] = (),
+) -> QuantizationScheme:
+    """Read the quantization options where a budget chooses the type of each weight.
+
+    `name` is a method, with or without `-mixed[-gN]`; `none` stands for `awq+gptq`. All weights have groups of the same
+    size, 64 where nothing is said, and zero points unless `symmetric`. Raises OptionError.
+    """
+    named = _MIXED.fullmatch("awq+gptq" if name == PLAIN else name)
+    methods = {key: types for key, c in compositions().items() if len(types := _mixable(c.types)) > 1}
+    if named is None or named["method"] not in methods:
+        hint = "; the budget chooses the type" if name in available_schemes() else ""
+        raise OptionError(
+            f"--quantization {name!r} with a budget: expected a method, one of {', '.join(methods)}{hint}"
+        )
+    group = int(named["group"]) if named["group"] else None
+    if group is not None and group_size is not None and group != group_size:
+        raise OptionError(
+            f"--quantization {name} says groups of {group}, --group-size says {group_size}; give one of them"
+        )
+    group = group if group is not None else group_size if group_size is not None else _MIXED_GROUP
+    types = methods[named["method"]]
+    candidates = tuple(_tensor_scheme(kind, group, bool(symmetric), f"--quantization {name}") for kind in types)
+    return QuantizationScheme(
+        name=f"{named['method']}-mixed" + ("" if group == PER_CHANNEL else f"-g{group}"),
+        method=named["method"],
+        linear=candidates[-1],
+        lm_head=_precision("--lm-head", lm_head, None),
+        embedding=_precision("--embedding", embedding, None),
+        exclude=tuple(exclude),
+        candidates=candidates,
+    )
+
+
+def _mixable(types: Sequence[str]) -> list[str]:
+    """Return the types a budget chooses from, from few bits to many."""
+    return [kind for kind, facts in _TYPES.items() if kind in types and facts.number == "int"]
 
 
 def _with_activation(

@@ -226,6 +226,12 @@ class BundleWriter:
                 with self._written():
                     (self._staging.path / name).write_text(text, encoding="utf-8")
 
+    def abandon(self) -> None:
+        """Discard what was written, in favour of another bundle for the same place."""
+        self._open = False
+        self._shards.close()
+        self._staging.discard()
+
     def commit(self) -> Path:
         """Put the bundle in place, in one step, and return its path."""
         if not self._sealed:

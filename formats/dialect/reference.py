@@ -11,7 +11,7 @@ sequence that has no earlier ones. Nodes that share a layer's state are given th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,15 @@ def quantize_rows(x: Array, to: DataType) -> tuple[Array, Array]:
     return values, scales
 
 
+def keep_in_8_bits(x: Array, scales: Sequence[float], to: DataType) -> Floats:
+    """Return keys or values `[T, G, D]` as `Attention` reads them with a `kv_type`, float32."""
+    largest = np.float32(LARGEST[to])
+    by_head = np.asarray(scales, dtype=np.float32)[:, None]
+    scaled = np.clip(_float32(x) / by_head, -largest, largest)
+    rounded = np.rint(scaled) if to is DataType.INT8 else scaled.astype(to.numpy()).astype(np.float32)
+    return np.asarray(rounded * by_head, dtype=np.float32)
+
+
 class Attention(OpRun):
     """Causal attention within one whole sequence."""
 
@@ -117,10 +126,16 @@ class Attention(OpRun):
         window: int,
         chunk: int,
         softcap: float,
+        kv_type: int = 0,
+        key_scales: Sequence[float] | None = None,
+        value_scales: Sequence[float] | None = None,
     ) -> tuple[Array]:
         tokens = len(q)
         queries = _float32(q).reshape(tokens, num_heads, -1)
         keys, values = (_float32(x).reshape(tokens, num_kv_heads, -1) for x in (k, v))
+        if kv_type and key_scales is not None and value_scales is not None:
+            keys = keep_in_8_bits(keys, key_scales, DataType(kv_type))
+            values = keep_in_8_bits(values, value_scales, DataType(kv_type))
         y = np.zeros((tokens, num_heads, values.shape[2]), dtype=np.float32)
         for head in range(num_heads):
             shared = head * num_kv_heads // num_heads

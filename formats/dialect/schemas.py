@@ -22,10 +22,11 @@ from inferencex.formats.dialect.shape_inference import INFERENCE
 _INT = OpSchema.AttrType.INT
 _FLOAT = OpSchema.AttrType.FLOAT
 _INTS = OpSchema.AttrType.INTS
+_LIST_OF_FLOATS = OpSchema.AttrType.FLOATS
 _STRING = OpSchema.AttrType.STRING
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _Input = tuple[str, str, str]
-_Attribute = tuple[str, OpSchema.AttrType, str, int | float | str | None]
+_Attribute = tuple[str, OpSchema.AttrType, str, int | float | str | tuple[()] | None]  # and its default: () for none
 
 ATTENTION = """Causal attention of every token over its own sequence (Vaswani et al. 2017, section 3.2.1).
 
@@ -38,7 +39,15 @@ positions `j <= p` with `p - j < window` when `window > 0`, and with `j / chunk 
 `chunk > 0`. `sinks [H]` (gpt-oss) is one more logit per head that takes part in the softmax and carries no value.
 
 Nodes that name the same `layer` share one state: the first writes it, those with `writes = 0` only read it, and
-their `k` and `v` are the values the writer was given."""
+their `k` and `v` are the values the writer was given.
+
+`kv_type` says that the state may be kept in 8 bits, with calibrated scales: `key_scales` and `value_scales` are a
+positive number for each of the `G` heads, the same on every node of a layer. In place of an element `x` of a key or
+value, `s * r(clip(x / s, -m, m))` is attended to, where `s` is the scale of its layer and head and `r` rounds to the
+nearest number of the type, ties to even: with `kv_type` = INT8 (3, as `onnx.TensorProto.DataType` numbers it) `m` is
+127 and `r` gives integers; with FLOAT8E4M3FN (17) `m` is 448 (Micikevicius et al. 2022). The new tokens' own keys and
+values are rounded as well. Arithmetic is float32. With 0, the default, the state is what was given, and there are no
+scales. A runtime may keep keys and values more exactly than that."""
 
 EXPERT_LINEAR = """A linear layer with weights chosen per row.
 
@@ -113,6 +122,8 @@ def _schema(name: str, doc: str, inputs: list[_Input], outputs: list[_Input], at
         attributes=[
             OpSchema.Attribute(n, t, d)
             if default is None
+            else OpSchema.Attribute(n, t, d, required=False)
+            if default == ()
             else OpSchema.Attribute(n, onnx.helper.make_attribute(n, default), d)
             for n, t, d, default in attributes
         ],
@@ -148,6 +159,9 @@ def _schemas() -> list[OpSchema]:
                 ("window", _INT, "keys a query sees, itself included; 0 for all", 0),
                 ("chunk", _INT, "tokens of an attention chunk; 0 for none", 0),
                 ("softcap", _FLOAT, "bound of the scores; 0 for none", 0.0),
+                ("kv_type", _INT, "element type of the state: 0, INT8 or FLOAT8E4M3FN", 0),
+                ("key_scales", _LIST_OF_FLOATS, "[G], with kv_type", ()),
+                ("value_scales", _LIST_OF_FLOATS, "[G], with kv_type", ()),
             ],
         ),
         _schema(

@@ -73,8 +73,21 @@ def _attention(context: InferenceContext) -> None:
     for index in (3, 4):
         _agree(context, "number of query heads", heads, *_dims(context, index, 1))
     value_width = _divide(context, "width of v", v, kv_heads)
+    _check_scales(context, kv_heads)
     tokens = _agree(context, "number of tokens", tokens, k_tokens, v_tokens)
     _output(context, 0, [tokens, None if value_width is None else heads * value_width])
+
+
+def _check_scales(context: InferenceContext, kv_heads: int) -> None:
+    kind: Any = context.get_attribute("kv_type")
+    number = 0 if kind is None else int(kind.i)
+    if number not in (0, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN):
+        raise InferenceError(f"{context.get_display_name()}: kv_type is {number}, neither INT8 nor FLOAT8E4M3FN, nor 0")
+    for name in ("key_scales", "value_scales"):
+        given: Any = context.get_attribute(name)
+        count = 0 if given is None else len(given.floats)
+        if count != (kv_heads if number else 0):
+            raise InferenceError(f"{context.get_display_name()}: {count} {name} for kv_type {number}, {kv_heads} heads")
 
 
 def _expert_linear(context: InferenceContext) -> None:

@@ -75,7 +75,8 @@ class BackendOptions:
     max_num_batched_tokens: most new tokens (`T`) in one step
     max_model_len:          longest sequence that will be asked for; None: the model's own limit
     activation_dtype:       "auto", or how linears with INT4 and INT8 weights read activations: "int8", "float32"
-    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16" or "int8"
+    kv_cache_dtype:         "auto", "float32", "float16", "bfloat16", "int8" or "fp8"; "auto" is the format that the
+                            bundle has calibrated scales for, if any, and "fp8" needs such scales
     pin:                    keep each thread on a processor of its own
     meanwhile:              what else the caller has to do: a backend may call it, once, where it would only wait
     """

@@ -96,8 +96,12 @@ ActivationDtype = Annotated[
     _option(_ENGINE, "--activation-dtype", help="How linears with INT4 and INT8 weights read activations."),
 ]
 KvCacheDtype = Annotated[
-    Literal["auto", "float32", "float16", "bfloat16", "int8"],
-    _option(_ENGINE, "--kv-cache-dtype", help="How keys and values are kept."),
+    Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"],
+    _option(
+        _ENGINE,
+        "--kv-cache-dtype",
+        help="How keys and values are kept. auto: as the bundle was calibrated for, if it was; fp8 needs that.",
+    ),
 ]
 Profile = Annotated[
     bool, _option(_ENGINE, "--profile", help="Print what every kind of operation took, beside the machine's limits.")

@@ -33,9 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn for a few steps only."""
     monkeypatch.setattr(calibration_stage, "BLOCK_REFINEMENT", replace(calibration_stage.BLOCK_REFINEMENT, steps=6))
-    monkeypatch.setattr(
-        refinement_stage, "REFINEMENT", replace(refinement_stage.REFINEMENT, steps=8, check_every=2)
-    )
+    monkeypatch.setattr(refinement_stage, "REFINEMENT", replace(refinement_stage.REFINEMENT, steps=8, check_every=2))
 
 
 def _options(checkpoint: Path, output: Path, **changes: object) -> ConvertOptions:

@@ -182,7 +182,7 @@ def test_unpacking_refuses_the_wrong_number_of_bytes() -> None:
 @given(
     n=st.integers(1, 7),
     k=st.integers(1, 40),
-    bits=st.sampled_from([3, 4, 8]),
+    bits=st.sampled_from([3, 4, 5, 6, 8]),
     group_size=st.sampled_from([PER_CHANNEL, 1, 3, 8, 16, 64]),
     symmetric=st.booleans(),
     experts=st.sampled_from([0, 1, 3]),
@@ -248,7 +248,7 @@ def test_sizes() -> None:
         ({"scales": np.ones((4, 2), np.float64)}, "scales are float64"),
         ({"zero_points": None}, "zero points belong to asymmetric"),
         ({"values": np.zeros((4, 128), np.uint8)}, r"expected uint8 \[256\]"),
-        ({"bits": 5}, "4 or 8 bits"),
+        ({"bits": 7}, "6 or 8 bits"),
         ({"group_size": 0}, "neither positive"),
         ({"shape": (512,)}, "does not go with"),
     ],

@@ -34,9 +34,14 @@ class LlmCompressor:
         return f"llmcompressor {version('llmcompressor')}, compressed-tensors {version('compressed-tensors')}"
 
     def convert(self, conversion: str, task: Task, folder: Path) -> None:
+        import torch
         from llmcompressor import oneshot
+        from llmcompressor.pipelines.cache import IntermediatesCache
         from transformers import AutoModelForCausalLM
 
+        if not torch.accelerator.is_available():
+            # AWQ pins what it caches, for copies to a GPU, and PyTorch refuses that where there is none.
+            IntermediatesCache.pin_memory = lambda *arguments, **options: None
         load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
         model = load(task.checkpoint, dtype="auto")
         calibration: dict[str, Any] = {}

@@ -20,12 +20,23 @@ _OPTIONS: dict[str, Sequence[str]] = {
     "awq-int4": ("--quantization", f"awq-int4-{_GROUP}"),
     "int4": ("--quantization", f"int4-{_GROUP}"),
     "int4-best": ("--quantization", f"int4-{_GROUP}", "--effort", "best"),
-    "5.5-bits": ("--quantization", f"int4-{_GROUP}", "--target-bits", "5.5"),
+    "5.5-bits": ("--quantization", "awq+gptq", "--group-size", str(GROUP_SIZE), "--target-bits", "5.5"),
     "gptq-int8": ("--quantization", "gptq-int8"),
-    "smoothquant-int8": ("--quantization", "smoothquant+gptq-int8"),
+    "smoothquant-int8": ("--quantization", "smoothquant-int8"),
+    "smoothquant+gptq-int8": ("--quantization", "smoothquant+gptq-int8"),
     "fp8-weight": ("--quantization", "fp8-weight"),
     "fp8": ("--quantization", "fp8"),
 }
+
+
+def arguments(conversion: str, task: Task, bundle: Path) -> list[str]:
+    """Return what `inferencex-convert` is given."""
+    given = ["--model-id", str(task.checkpoint), "--output", str(bundle), "--no-verify"]
+    given += ["--threads", str(task.threads), *_OPTIONS[conversion]]
+    if not conversion.startswith("fp8"):  # its ranges are the weights' own: there is nothing to calibrate
+        given += ["--calibration", ",".join(map(str, task.texts))]
+        given += ["--calibration-samples", str(task.samples), "--calibration-length", str(task.length)]
+    return given
 
 
 class InferenceX:
@@ -39,9 +50,15 @@ class InferenceX:
         Row("awq-int4", f"awq-int4 {_GROUP} asymmetric", "awq-int4"),
         Row("int4", f"int4 (awq+gptq) {_GROUP} asymmetric", "int4"),
         Row("int4-best", f"int4 {_GROUP} asymmetric, --effort best", "int4-best"),
-        Row("5.5-bits", f"int4 {_GROUP}, --target-bits 5.5", "5.5-bits"),
+        Row("5.5-bits", f"awq+gptq {_GROUP} asymmetric, --target-bits 5.5", "5.5-bits"),
         Row("gptq-int8", "gptq-int8 per channel, weights only", "gptq-int8"),
-        Row("smoothquant-int8", "smoothquant+gptq-int8, activations int8 per token", "smoothquant-int8", "int8"),
+        Row("smoothquant-int8", "smoothquant-int8, activations int8 per token", "smoothquant-int8", "int8"),
+        Row(
+            "smoothquant+gptq-int8",
+            "smoothquant+gptq-int8, activations int8 per token",
+            "smoothquant+gptq-int8",
+            "int8",
+        ),
         Row("fp8-weight", "fp8-weight, e4m3 per channel", "fp8-weight", floats=True),
         Row("fp8", "fp8, e4m3 per channel, activations fp8 per token", "fp8", "fp8", floats=True),
     )
@@ -55,14 +72,8 @@ class InferenceX:
         return f"inferencex {version('inferencex')}"
 
     def convert(self, conversion: str, task: Task, folder: Path) -> None:
-        command: list[str | Path] = [
-            *(sys.executable, "-c", "from inferencex.convert.cli import main; main()"),
-            *("--model-id", task.checkpoint, "--output", folder / _BUNDLE, "--no-verify"),
-            *("--threads", str(task.threads), *_OPTIONS[conversion]),
-        ]
-        if not conversion.startswith("fp8"):  # its ranges are the weights' own: there is nothing to calibrate
-            command += ["--calibration", ",".join(map(str, task.texts))]
-            command += ["--calibration-samples", str(task.samples), "--calibration-length", str(task.length)]
+        command = [sys.executable, "-c", "from inferencex.convert.cli import main; main()"]
+        command += arguments(conversion, task, folder / _BUNDLE)
         subprocess.run(command, check=True)
 
     def bits(self, conversion: str, task: Task, folder: Path) -> float:
@@ -70,12 +81,13 @@ class InferenceX:
 
         report = json.loads((folder / _BUNDLE / "report.json").read_text(encoding="utf-8"))
         linears = {weight["name"]: weight["parameters"] for weight in report["weights"] if weight["role"] == "linear"}
-        taken = sum(
+        taken: int = sum(
             tensor.nbytes
             for name, tensor in Bundle.open(folder / _BUNDLE).stored.items()
             if name in linears or name.rpartition(".")[0] in linears  # values; scales and zero points
         )
-        return 8 * taken / sum(linears.values())
+        weights: int = sum(linears.values())
+        return 8 * taken / weights
 
     def load(self, row: Row, task: Task, folder: Path) -> Logits:
         from inferencex.runtime.backends import select_backend

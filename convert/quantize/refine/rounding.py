@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferencex.convert.quantize.refine.adam import Adam
 from inferencex.formats.errors import QuantizationError
-from inferencex.formats.packing import PER_CHANNEL, IntegerArray, QuantizedTensor, group_count, pack_int4
+from inferencex.formats.packing import PER_CHANNEL, IntegerArray, QuantizedTensor, group_count, pack_bits
 
 _HALF_RANGE = (2.0**-14, 65504.0)
 # An integer as it was chosen stays chosen until gradients insist, also where the source is nearer to another: error
@@ -49,8 +49,10 @@ class LearnableWeight:
     def __init__(self, name: str, tensor: QuantizedTensor, source: Tensor | None = None) -> None:
         """Begin at `tensor`. Positions begin at its integers, or towards `source`, the weight it stands for.
 
-        Raises QuantizationError when `source` has another shape.
+        Raises QuantizationError when `source` has another shape, and when the tensor holds floats.
         """
+        if tensor.number != "int":
+            raise QuantizationError(f"{name}: holds {tensor.number} numbers; only integers are refined")
         if source is not None and tuple(source.shape) != tensor.shape:
             raise QuantizationError(
                 f"{name}: the source's shape {list(source.shape)} is not the quantized weight's {list(tensor.shape)}"
@@ -109,7 +111,7 @@ class LearnableWeight:
         zeros = None if first.zero_points is None else self._packed(self._zeros.reshape(first.scale_shape))
         scales = self._scales.numpy().astype(first.scales.dtype).reshape(first.scale_shape)
         values = self._packed(integers)
-        return QuantizedTensor(values, scales, zeros, first.bits, first.group_size, first.symmetric, first.shape)
+        return replace(first, values=values, scales=scales, zero_points=zeros)
 
     def state(self) -> dict[str, Tensor]:
         """Return what `load_state` needs to go on from here, by name."""
@@ -152,6 +154,4 @@ class LearnableWeight:
 
     def _packed(self, integers: Tensor) -> IntegerArray:
         array: NDArray[np.int8] = integers.numpy().astype(np.int8)
-        if self._tensor.bits == 8:
-            return array
-        return pack_int4(array if self._tensor.symmetric else array.astype(np.uint8))
+        return array if self._tensor.bits == 8 else pack_bits(array, self._tensor.bits)

@@ -4,38 +4,44 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BackendError, BundleError, OptionError
+from inferencex.formats.kv_cache import KV_LARGEST, KVScales
 from inferencex.runtime.backends.base import BackendOptions, ModelFacts
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.lowering import (
     LoweredProgram,
     LoweringOptions,
     check_nodes,
+    kv_scales_of,
     layer_shapes,
     lower_graph,
 )
 from inferencex.runtime.backends.cpu.lowering.layer_state import layout_of
 from inferencex.runtime.backends.cpu.memory_limits import check_memory
 from inferencex.runtime.backends.cpu.threads import default_threads, pin_order
+from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.position_tables import check_positions
 
 _LOG = logging.getLogger(__name__)
 
 ACTIVATION_DTYPES = ("auto", "int8", "float32")
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
+_MOST_FLOAT16 = 65504.0
 
 
 class CpuBackend:
     """Runs bundles on the CPU with native kernels.
 
     Activations in front of INT4 and INT8 weights are quantized to INT8 in groups unless `activation_dtype` says
-    float32. `kv_cache_dtype="auto"` keeps keys and values in bfloat16 where that happens, and in float32 elsewhere.
+    float32. `kv_cache_dtype="auto"` keeps keys and values as the bundle was calibrated for, if it was; else in bfloat16
+    where activations are INT8, and in float32 elsewhere. Without calibrated scales `int8` finds a scale for each token
+    and head. FP8 is computed, but not stored: numbers that FP8 can say lie in pages of float16.
     """
 
     name = "cpu"
@@ -73,7 +79,7 @@ def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
     graph = bundle.graph
     check_nodes(graph)
     check_positions(graph, max_model_len, str(bundle.path / GRAPH_FILE))
-    integer_activations, kv_dtype = _dtypes(bundle, options)
+    integer_activations, kv_dtype, kv_scales = _dtypes(bundle, options)
     layers = layer_shapes(graph)
     model_facts = ModelFacts(
         vocab_size=_vocab_size(bundle),
@@ -90,6 +96,7 @@ def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
         max_model_len=min(max_model_len, options.max_model_len or max_model_len),
         num_blocks=options.blocks_for(model_facts),
         block_size=options.block_size,
+        kv_scales=kv_scales,
     )
     program = lower_graph(graph, bundle.tensor, lowering)
     if program.logits.dims[1].coefficient != model_facts.vocab_size:
@@ -110,6 +117,10 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
         lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus, meanwhile=options.meanwhile
     )
     bundle.release()  # what was repacked is not read again
+    if any(scales.format == "fp8" for scales in lowered.options.kv_scales.values()):
+        _LOG.info("%s: keys and values are rounded to FP8 with calibrated scales, and lie in float16", bundle.path)
+    elif lowered.options.kv_scales:
+        _LOG.info("%s: keys and values are INT8 with calibrated scales", bundle.path)
     memory, fallbacks = lowered.program.memory, lowered.program.fallbacks
     _LOG.info(
         "%s: %d operations for %s on %d threads; the values of a step take %.1f MB, reuse saves %.1f MB",
@@ -133,8 +144,8 @@ def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
     return executable
 
 
-def _dtypes(bundle: Bundle, options: BackendOptions) -> tuple[bool, str]:
-    """Return whether activations are INT8, and the type of keys and values."""
+def _dtypes(bundle: Bundle, options: BackendOptions) -> tuple[bool, str, Mapping[int, KVScales]]:
+    """Return whether activations are INT8, the type that keys and values lie in, and scales they are rounded with."""
     if options.activation_dtype not in ACTIVATION_DTYPES:
         raise OptionError(
             f"activation_dtype={options.activation_dtype!r}; expected one of {', '.join(ACTIVATION_DTYPES)}"
@@ -142,9 +153,26 @@ def _dtypes(bundle: Bundle, options: BackendOptions) -> tuple[bool, str]:
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise OptionError(f"kv_cache_dtype={options.kv_cache_dtype!r}; expected one of {', '.join(KV_CACHE_DTYPES)}")
     integer = options.activation_dtype != "float32" and bool(bundle.manifest.quantization)
+    scales = calibrated_scales(options.kv_cache_dtype, kv_scales_of(bundle.graph))
+    if scales:
+        return integer, _type_of_pages(bundle, scales), scales
     if options.kv_cache_dtype != "auto":
-        return integer, options.kv_cache_dtype
-    return integer, "bfloat16" if integer else "float32"
+        return integer, options.kv_cache_dtype, {}
+    return integer, "bfloat16" if integer else "float32", {}
+
+
+def _type_of_pages(bundle: Bundle, scales: Mapping[int, KVScales]) -> str:
+    """Return what numbers with calibrated scales lie in: INT8 as it is, FP8 in float16."""
+    if next(iter(scales.values())).format == "int8":
+        return "int8"
+    for layer, of_layer in scales.items():
+        largest = KV_LARGEST["fp8"] * max(of_layer.keys + of_layer.values)
+        if largest > _MOST_FLOAT16:
+            raise BackendError(
+                f"{bundle.path}: keys and values of layer {layer} reach {largest:.3g}, more than the float16 that FP8 "
+                "lies in can hold here; use kv_cache_dtype float32, bfloat16 or int8"
+            )
+    return "float16"
 
 
 def _vocab_size(bundle: Bundle) -> int:

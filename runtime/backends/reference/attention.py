@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inferencex.formats.kv_cache import KV_LARGEST, KVFormat, KVScales
 from inferencex.runtime.backends.base import StepBatch
 
 
@@ -34,6 +36,14 @@ class PagedKV:
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the flat `slots [L]`."""
         return self.keys.flatten(0, 1)[slots], self.values.flatten(0, 1)[slots]
+
+
+def keep_in_8_bits(x: Tensor, scales: Sequence[float], kind: KVFormat) -> Tensor:
+    """Return keys or values `[T, G, D]` as they are read back once kept with a scale for each head, float32."""
+    largest = KV_LARGEST[kind]
+    by_head = torch.tensor(scales, dtype=torch.float32)[:, None]
+    scaled = (x / by_head).clamp(-largest, largest)
+    return (scaled.round() if kind == "int8" else scaled.to(torch.float8_e4m3fn).to(torch.float32)) * by_head
 
 
 def slots_of(batch: StepBatch, sequence: int, block_size: int) -> Tensor:
@@ -94,10 +104,14 @@ def attend(
 
 
 class AttentionState:
-    """The pools of all layers, and the handler that serves `Attention` nodes from them during a step."""
+    """The pools of all layers, and the handler that serves `Attention` nodes from them during a step.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    `scales` has those of layers that are kept in 8 bits; what such a layer reads back is stored as float32.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, scales: Mapping[int, KVScales] | None = None) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self._scales = scales or {}
         self.layers: dict[int, PagedKV] = {}
         self._chunks: list[_Chunk] = []
 
@@ -120,7 +134,10 @@ class AttentionState:
         k, v = torch.unflatten(k, -1, (kv_heads, -1)), torch.unflatten(v, -1, (kv_heads, -1))
         if layer not in self.layers:
             self.layers[layer] = PagedKV.allocate(self.num_blocks, self.block_size, kv_heads, k.shape[-1], v.shape[-1])
-        pages = self.layers[layer]
+        pages, scales = self.layers[layer], self._scales.get(layer)
+        if scales is not None:
+            k = keep_in_8_bits(k, scales.keys, scales.format)
+            v = keep_in_8_bits(v, scales.values, scales.format)
         parts = []
         for chunk in self._chunks:
             start, stop, slots = chunk.start, chunk.stop, chunk.slots

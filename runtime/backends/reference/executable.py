@@ -13,7 +13,9 @@ from torch import Tensor
 
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
+from inferencex.formats.kv_cache import KVScales, kv_scales_by_layer
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
+from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.attention import AttentionState
 from inferencex.runtime.backends.reference.static_values import StaticValues
@@ -38,6 +40,14 @@ def kv_bytes_per_token(graph: ir.Graph) -> tuple[int, int]:
             k, v = node.inputs[1], node.inputs[2]
             layers[int(node.attributes["layer"].value)] = 4 * (_width(k) + _width(v))
     return len(layers), sum(layers.values())
+
+
+def _kv_scales(graph: ir.Graph) -> dict[int, KVScales]:
+    nodes = [node for node in graph if node.domain == DOMAIN and node.op_type == "Attention"]
+    return kv_scales_by_layer(
+        (int(node.attributes["layer"].value), interpreter.attributes_of(node), str(node.outputs[0].name))
+        for node in nodes
+    )
 
 
 Environment = dict[str, Tensor]
@@ -83,7 +93,8 @@ class ReferenceExecutable:
         layers, per_token = kv_bytes_per_token(graph)
         self.facts = ModelFacts(_width(logits), max_model_len, layers, per_token, length_independent_up_to)
         self.num_blocks, self.block_size = options.blocks_for(self.facts), options.block_size
-        self._state = AttentionState(self.num_blocks, self.block_size)
+        scales = calibrated_scales(options.kv_cache_dtype, _kv_scales(graph))
+        self._state = AttentionState(self.num_blocks, self.block_size, scales)
         self._logits = str(logits.name)
 
     def _compile(self) -> list[_Instruction]:

@@ -60,9 +60,7 @@ def test_a_conversion_is_kept_until_another_is_asked_for(make: Make, tmp_path: P
 
 
 def test_a_conversion_that_fails_says_why_and_is_not_kept(make: Make) -> None:
-    with pytest.raises(
-        ProcessError, match=r"heights are above 0 \(status 1; all of it is in .*nncf\.awq\.convert\.log"
-    ):
+    with pytest.raises(ProcessError, match=r"heights are above 0 \(status 1\); .*nncf\.awq\.convert\.log"):
         make(-1).measure("nncf", ROW, "fake 1.2", again=False)
     assert make(5).measure("nncf", ROW, "fake 1.2", again=False).same_top1 == 1.0
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from bench.accuracy.run import ROOT
 from bench.accuracy.tools import NAMES, OURS, find_tool
 from bench.accuracy.tools.base import Task
 from bench.accuracy.tools.llama_cpp import _as_argument
-from bench.accuracy.tools.ours import _OPTIONS
+from bench.accuracy.tools.ours import arguments
+from inferencex.convert.cli import app
 from inferencex.convert.quantize import parse_scheme
+from inferencex.formats.errors import SourceError
 
 PACKAGES = {
     OURS: "inferencex.convert",
@@ -37,15 +40,24 @@ def test_adapters_are_found_by_name_without_their_packages(name: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-def test_our_conversions_are_schemes_that_there_are() -> None:
-    tool = find_tool(OURS)
-    assert {row.conversion for row in tool.rows} == set(_OPTIONS)
-    for row in tool.rows:
-        scheme = parse_scheme(_OPTIONS[row.conversion][1])
-        assert scheme.linear is not None
-        activation = scheme.linear.activation
-        assert row.activations == (activation.type if activation is not None else "float32")
-        assert row.floats == (scheme.linear.number != "int")
+@pytest.mark.parametrize("conversion", sorted({row.conversion for row in find_tool(OURS).rows}))
+def test_our_conversions_are_what_the_command_line_takes(conversion: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some text.")
+    task = Task(tmp_path / "nowhere", tmp_path / "ids.npy", (text, text), 4, 32, 64, 2)
+    result = CliRunner().invoke(app, arguments(conversion, task, tmp_path / "bundle"))
+    assert isinstance(result.exception, SourceError), result.output
+    assert "nowhere" in str(result.exception)
+
+
+def test_rows_say_what_our_schemes_do() -> None:
+    for row in find_tool(OURS).rows:
+        given = arguments(row.conversion, Task(Path(), Path(), (), 1, 32, 64, 1), Path())
+        if "--target-bits" not in given:
+            linear = parse_scheme(given[given.index("--quantization") + 1]).linear
+            assert linear is not None
+            assert row.activations == (linear.activation.type if linear.activation is not None else "float32")
+            assert row.floats == (linear.number != "int")
 
 
 def test_a_task_survives_the_command_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.convert.quantize.reference import integer_range
 INT4 = TensorScheme("int4", 64, False)
 SCHEMES = [
     TensorScheme(kind, group_size, symmetric)
-    for kind in ("int3", "int4", "int8")
+    for kind in ("int3", "int4", "int5", "int6", "int8")
     for group_size in (PER_CHANNEL, 1, 24, 64, 1000)
     for symmetric in (True, False)
 ]

@@ -136,10 +136,13 @@ def test_shapes_that_do_not_go_with_the_role() -> None:
     assert plan.scheme is None
 
 
+_INTEGERS = ("rtn-int3", "rtn-int4", "rtn-int5", "rtn-int6", "rtn-int8", "rtn-int4-g128")
+
+
 @pytest.mark.parametrize(
     ("name", "symmetric"),
     [
-        *((name, symmetric) for name in ("rtn-int3", "rtn-int4", "rtn-int8", "rtn-int4-g128") for symmetric in (0, 1)),
+        *((name, symmetric) for name in _INTEGERS for symmetric in (0, 1)),
         *((name, 1) for name in ("fp8", "fp8-weight", "rtn-fp8-g64", "int8-dynamic", "nvfp4", "mxfp4")),
     ],
 )

@@ -19,7 +19,7 @@ from tests.convert.quantize.reference import fit_error, full_range, grid_error, 
 
 SCHEMES = [
     TensorScheme(kind, group_size, symmetric)
-    for kind in ("int3", "int4", "int8")
+    for kind in ("int3", "int4", "int5", "int6", "int8")
     for group_size in (PER_CHANNEL, 16, 64)
     for symmetric in (True, False)
 ]
@@ -296,7 +296,7 @@ def test_the_method_uses_the_statistics_it_is_given() -> None:
     channels=st.integers(1, 70),
     group_size=st.integers(1, 80),
     symmetric=st.booleans(),
-    bits=st.sampled_from([3, 4, 8]),
+    bits=st.sampled_from([3, 4, 5, 6, 8]),
     exponent=st.integers(-40, 30),
     seed=st.integers(0, 2**32 - 1),
 )

@@ -9,7 +9,7 @@ from inferencex.formats.packing import PER_CHANNEL
 
 
 def test_available() -> None:
-    types = ["int3", "int4", "int8", "fp8", "nvfp4", "mxfp4"]
+    types = ["int3", "int4", "int5", "int6", "int8", "fp8", "nvfp4", "mxfp4"]
     named = ["fp8", "fp8-weight", "int8-dynamic", "nvfp4", "mxfp4"]
     assert {"none", *(f"rtn-{kind}" for kind in types), *named} <= set(available_schemes())
     for name in available_schemes():
@@ -28,6 +28,8 @@ def test_available() -> None:
         ("rtn-int8", {"group_size": 64, "symmetric": False}, TensorScheme("int8", 64, False)),
         ("rtn-int3", {}, TensorScheme("int3", 64, False)),
         ("rtn-int3-g32", {"symmetric": True}, TensorScheme("int3", 32, True)),
+        ("rtn-int5", {}, TensorScheme("int5", 64, False)),
+        ("gptq-int6", {"symmetric": True}, TensorScheme("int6", 64, True)),
         ("fp8", {}, TensorScheme("fp8", PER_CHANNEL, True, ActivationScheme("fp8"))),
         ("fp8", {"static_activations": True}, TensorScheme("fp8", PER_CHANNEL, True, ActivationScheme("fp8", True))),
         ("fp8-weight", {"group_size": 128}, TensorScheme("fp8", 128, True)),
@@ -58,7 +60,7 @@ def test_names_are_complete() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rtn-int5", r"'rtn-int5' is not one of none, .*rtn-int8.*; did you mean 'rtn-int\d'"),
+        ("rtn-int7", r"'rtn-int7' is not one of none, .*rtn-int8.*; did you mean 'rtn-int\d'"),
         ("fp8-weights", "did you mean 'fp8-weight'"),
         ("int8-dynamic-g64", "go with weights that have a scale a channel, not groups of 64"),
         ("fp8-dynamic", "is not one of"),
@@ -114,9 +116,9 @@ def test_heads_and_embeddings() -> None:
     assert parse_scheme("rtn-int8", embedding="nvfp4").embedding == TensorScheme("nvfp4", 16, True)
 
 
-@pytest.mark.parametrize("text", ["int5", "fp16", "int4-gx", "int4g64", "", "None"])
+@pytest.mark.parametrize("text", ["int7", "fp16", "int4-gx", "int4g64", "", "None"])
 def test_precisions_that_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match=r"--lm-head .* is not one of none, int3, int4, int8, fp8, "):
+    with pytest.raises(OptionError, match=r"--lm-head .* is not one of none, int3, int4, int5, int6, int8, "):
         parse_scheme("rtn-int4", lm_head=text)
     with pytest.raises(OptionError, match="--embedding"):
         parse_scheme("rtn-int4", embedding=text)

@@ -26,12 +26,13 @@ SHAPE = (6, 96)
 
 def _tensor(kind: str) -> QuantizedTensor:
     rng = np.random.default_rng(0)
-    if kind == "int3":
+    if kind in ("int3", "int5", "int6"):
+        bits = int(kind[-1])
         values, zero_points = (
-            pack_bits(rng.integers(0, 8, shape).astype(np.uint8), 3) for shape in (SHAPE, (SHAPE[0], 3))
+            pack_bits(rng.integers(0, 1 << bits, shape).astype(np.uint8), bits) for shape in (SHAPE, (SHAPE[0], 3))
         )
         scales = rng.uniform(0.5, 1, (SHAPE[0], 3)).astype(np.float16)
-        return QuantizedTensor(values, scales, zero_points, 3, 32, False, SHAPE)
+        return QuantizedTensor(values, scales, zero_points, bits, 32, False, SHAPE)
     if kind == "int3 symmetric":
         values = pack_bits(rng.integers(-4, 4, SHAPE).astype(np.int8), 3)
         return QuantizedTensor(values, np.ones((SHAPE[0], 3), np.float32), None, 3, 32, True, SHAPE)
@@ -46,7 +47,7 @@ def _tensor(kind: str) -> QuantizedTensor:
     return QuantizedTensor(values, scales, None, 4, group, True, SHAPE, "e2m1", np.array(0.5, np.float32))
 
 
-KINDS = ("int3", "int3 symmetric", "fp8", "nvfp4", "mxfp4")
+KINDS = ("int3", "int3 symmetric", "int5", "int6", "fp8", "nvfp4", "mxfp4")
 
 
 def _write(path: Path, kind: str) -> QuantizedTensor:

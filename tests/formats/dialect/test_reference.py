@@ -157,6 +157,15 @@ def test_query_heads_share_keys_in_consecutive_groups() -> None:
     np.testing.assert_array_equal(y, [[5, 5, 7, 7]])
 
 
+@pytest.mark.parametrize(("kv_type", "kept"), [(3, [0.5, -63.5, 63.5, 0.0]), (17, [0.46875, -104.0, 224.0, 2.0**-8])])
+def test_values_are_kept_in_8_bits(kv_type: int, kept: list[float]) -> None:
+    x = np.array([[0.46, -100.1, 230.0, 2.0**-8]], np.float32)
+    attributes = {"layer": 0, "num_heads": 1, "num_kv_heads": 1, "scale": 1.0, "kv_type": kv_type}
+    attributes |= {"key_scales": [1.0], "value_scales": [0.5]}
+    (y,) = evaluate("Attention", {"q": x, "k": x, "v": x}, attributes)
+    np.testing.assert_array_equal(y, [kept])
+
+
 @pytest.mark.parametrize("layout", ["concat", "interleaved"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("alpha", "limit"), [(1.0, 0.0), (1.702, 0.5)])

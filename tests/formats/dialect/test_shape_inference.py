@@ -6,6 +6,8 @@ import pytest
 from tests.formats.dialect.nodes import Shape, model_of
 
 ATTENTION = {"layer": 0, "num_heads": 4, "num_kv_heads": 2, "scale": 0.5}
+KV_SCALES = {"kv_type": 3, "key_scales": [0.5, 1.0], "value_scales": [0.25, 2.0]}
+QKV: dict[str, Shape | None] = {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12]}
 GATE = {"activation": "silu"}
 NORM: dict[str, Shape | None] = {"x": ["T", 8], "residual": ["T", 8], "scale": [8]}
 EXPERTS: dict[str, Shape | None] = {
@@ -21,6 +23,7 @@ IDS = {"expert_ids": onnx.TensorProto.INT64, "top_k_index": onnx.TensorProto.INT
 
 CASES: list[tuple[str, dict[str, Shape | None], dict[str, Any], list[Shape]]] = [
     ("Attention", {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12]}, ATTENTION, [["T", 24]]),
+    ("Attention", {"q": ["T", 32], "k": ["T", 16], "v": ["T", 12]}, ATTENTION | KV_SCALES, [["T", 24]]),
     ("Attention", {"q": [9, 32], "k": ["T", 16], "v": ["T", 12], "sinks": [4], "slopes": [4]}, ATTENTION, [[9, 24]]),
     ("ExpertLinear", {"x": ["M", 6], "expert_ids": ["M"], "weight": [5, 7, 6], "bias": [5, 7]}, {}, [["M", 7]]),
     ("Experts", EXPERTS, GATE, [["T", 6]]),
@@ -71,6 +74,9 @@ def test_the_dtype_is_that_of_the_activations() -> None:
             "width of q is 30, not a multiple of 4",
         ),
         ("Attention", {"q": ["T", 32], "k": ["T", 12], "v": ["T", 12]}, ATTENTION, "head of q and k is both 6 and 8"),
+        ("Attention", QKV, ATTENTION | KV_SCALES | {"kv_type": 1}, "kv_type is 1, neither INT8 nor FLOAT8E4M3FN"),
+        ("Attention", QKV, ATTENTION | KV_SCALES | {"key_scales": [1.0]}, "1 key_scales for kv_type 3, 2 heads"),
+        ("Attention", QKV, ATTENTION | KV_SCALES | {"kv_type": 0}, "2 key_scales for kv_type 0"),
         ("Attention", {"q": ["T", 32], "k": ["T", 16], "v": ["T", 13]}, ATTENTION, "width of v is 13"),
         ("Attention", {"q": [4, 32], "k": [5, 16], "v": [4, 12]}, ATTENTION, "number of tokens is both 4 and 5"),
         (

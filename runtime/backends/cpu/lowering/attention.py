@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
+from inferencex.formats.kv_cache import KVScales, kv_scales_by_layer
 from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, LayerShape, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
 from inferencex.runtime.backends.cpu.lowering.views import Storage, View, constant_view
@@ -100,7 +103,8 @@ def lower_attention(lowering: Lowering, node: Node) -> bool:
     if attributes.get_int("writes", 1):
         keys, rotary, turn = _rotated(lowering, node, 1, kv_heads)
         values = _heads(lowering, lowering.view(node.inputs[2]), kv_heads, name)
-        lowering.emit("StoreKV", f"{name}.state", [keys, values, *rotary, state_view], [], **place, **turn)
+        scales = _scales(lowering, layer)
+        lowering.emit("StoreKV", f"{name}.state", [keys, values, *rotary, state_view, *scales], [], **place, **turn)
     queries, rotary, turn = _rotated(lowering, node, 0, heads)
     y = lowering.define(node.outputs[0], "f32", (queries.dims[0], Extent(heads * shape.value_width)))
     lowering.emit(
@@ -120,6 +124,20 @@ def lower_attention(lowering: Lowering, node: Node) -> bool:
         max_context=lowering.options.max_model_len,
     )
     return True
+
+
+def _scales(lowering: Lowering, layer: int) -> list[View]:
+    """Return the scales `[G]` that keys and values of a layer are kept with; nothing where they are not calibrated."""
+    scales = lowering.options.kv_scales.get(layer)
+    if scales is None:
+        return []
+    return [constant_view(np.array(numbers, dtype=np.float32), "f32") for numbers in (scales.keys, scales.values)]
+
+
+def kv_scales_of(graph: Graph) -> dict[int, KVScales]:
+    """Return the calibrated scales of keys and values, by layer. Raises BundleError when they make no sense."""
+    nodes = [node for node in graph if node.domain == DOMAIN and node.op_type == "Attention"]
+    return kv_scales_by_layer((n.attributes.get_int("layer"), n.attributes, n.outputs[0].name) for n in nodes)
 
 
 def _rotated(

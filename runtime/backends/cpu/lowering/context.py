@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
+from inferencex.formats.kv_cache import KVScales
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
 from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
 from inferencex.runtime.backends.cpu.lowering.views import (
@@ -47,7 +48,8 @@ class LoweringOptions:
     """What the program is made for.
 
     integer_activations: quantize activations to INT8 in front of integer weights
-    kv_dtype:            float32, float16, bfloat16 or int8
+    kv_dtype:            float32, float16, bfloat16 or int8: what the pool is made of
+    kv_scales:           by layer, where keys and values are rounded with calibrated scales; FP8 lies in float16
     max_tokens, max_seqs, max_model_len: the largest step
     num_blocks, block_size: the pool of layer state
     """
@@ -59,6 +61,7 @@ class LoweringOptions:
     max_model_len: int
     num_blocks: int
     block_size: int
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> bool:
         bits=4 if weight.format == "int4" else 8,
         signed=int(weight.is_signed),
         group=weight.group,
-        **({"format": weight.format} if weight.format in ("int3", "f4e2m1") else {}),
+        **({"format": weight.format} if weight.format in ("int3", "int5", "int6", "f4e2m1") else {}),
     )
     return True
 

@@ -188,7 +188,8 @@ _DIALECT: dict[str, tuple[str, str, str, str]] = {
         "3-5",
         "1",
         "rrroo",
-        "chunk:i layer:i! num_heads:i! num_kv_heads:i! scale:f! softcap:f window:i writes:i",
+        "chunk:i key_scales:F kv_type:i layer:i! num_heads:i! num_kv_heads:i! scale:f! softcap:f value_scales:F "
+        "window:i writes:i",
     ),
     "ExpertLinear": ("3-4", "1", "rrro", ""),
     "Experts": ("5-7", "1", "rrrrroo", "activation:s! alpha:f layout:s limit:f"),

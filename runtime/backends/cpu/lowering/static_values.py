@@ -45,8 +45,9 @@ _SCALED_FORMATS = {
     DataType.FLOAT8E4M3FN: ("f8e4m3", True),
     DataType.FLOAT4E2M1: ("f4e2m1", True),
 }
-_INTEGER_FORMATS = ("int8", "int4", "int3", "f4e2m1")
-_ZERO_POINTS = ("int8", "int4", "int3")
+_STREAM_FORMATS = {3: "int3", 5: "int5", 6: "int6"}
+_ZERO_POINTS = ("int8", "int4", *_STREAM_FORMATS.values())
+_INTEGER_FORMATS = (*_ZERO_POINTS, "f4e2m1")
 _SMALLEST_HALF = 2.0**-12  # of scales that may be halved without leaving float16's normal range
 
 PER_CHANNEL = -1
@@ -59,12 +60,13 @@ MOST_TABLE_ELEMENTS = 1 << 28
 class StoredWeight:
     """A weight `[..., N, K]` as the bundle stores it.
 
-    format:       f32, bf16, f16, f8e4m3, int8, int4, int3 or f4e2m1
-    values:       its elements; of int4 and f4e2m1 uint8, two to a byte; of int3 uint8, a stream of bits
+    format:       f32, bf16, f16, f8e4m3, int3, int4, int5, int6, int8 or f4e2m1
+    values:       its elements; of int4 and f4e2m1 uint8, two to a byte; of int3, int5 and int6 uint8, a stream of
+                  bits
     scales:       [..., N, groups], or [N] per channel, float32 or float16; None for plain floats
     zero_points:  stored like the values; None when symmetric
     group:        features that share a scale, `PER_CHANNEL` for one scale a row
-    is_signed:    whether integers of 4 or 3 bits are signed
+    is_signed:    whether integers of less than 8 bits are signed
     """
 
     format: str
@@ -82,7 +84,7 @@ class StoredWeight:
 
     @property
     def multiplied_bits(self) -> int:
-        """Bits of the integers that integer kernels multiply it as: 4-bit floats become 8-bit integers."""
+        """Bits of the integers that integer kernels multiply it as: 4 for integers of up to 4, else 8."""
         return 4 if self.format in ("int4", "int3") else 8
 
     def for_integers(self) -> StoredWeight:
@@ -176,7 +178,10 @@ class StaticValues:
         if unpacker is None:
             known = _SCALED_FORMATS.get(source.dtype or DataType.UNDEFINED)
         else:
-            known = ("int3", bool(unpacker.attributes.get_int("signed", 0)))
+            known = (
+                _STREAM_FORMATS[unpacker.attributes.get_int("bits")],
+                bool(unpacker.attributes.get_int("signed", 0)),
+            )
         scales = node.inputs[1]
         shape = self._shape(source)
         if known is None or scales is None or len(shape) < 2:
@@ -264,9 +269,11 @@ class StaticValues:
 
 
 def _is_unpacked(value: Value) -> bool:
-    """Whether a value is integers of 3 bits out of a stored stream, which kernels expand themselves."""
+    """Whether a value is integers out of a stored stream that kernels expand themselves."""
     node = value.producer()
-    if node is None or node.domain != DOMAIN or node.op_type != "UnpackBits" or node.attributes.get_int("bits") != 3:
+    if node is None or node.domain != DOMAIN or node.op_type != "UnpackBits":
+        return False
+    if node.attributes.get_int("bits") not in _STREAM_FORMATS:
         return False
     return node.inputs[0] is not None and node.inputs[0].producer() is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,8 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     return np.array_equal(a.values, b.values) and np.array_equal(a.scales, b.scales) and zeros
 
 
-_SCHEMES = st.builds(TensorScheme, st.sampled_from(["int4", "int8"]), st.sampled_from([8, 16, 24, 100]), st.booleans())
+_TYPES = ["int3", "int4", "int5", "int6", "int8"]
+_SCHEMES = st.builds(TensorScheme, st.sampled_from(_TYPES), st.sampled_from([8, 16, 24, 100]), st.booleans())
 
 
 @given(_SCHEMES, st.sampled_from([(5, 48), (3, 40), (2, 3, 40), (7, 9)]), st.booleans(), st.integers(0, 99))
@@ -113,3 +115,11 @@ def test_a_source_of_another_shape_is_refused() -> None:
     source, tensor = _tensor((4, 32), TensorScheme("int4", 16, symmetric=False))
     with pytest.raises(QuantizationError, match=r"layer\.w: the source's shape \[32, 4\]"):
         LearnableWeight("layer.w", tensor, source.T)
+
+
+def test_floats_are_refused() -> None:
+    tensor = QuantizedTensor(
+        np.zeros((2, 16), ml_dtypes.float8_e4m3fn), np.ones(2, np.float32), None, 8, PER_CHANNEL, True, (2, 16), "e4m3"
+    )
+    with pytest.raises(QuantizationError, match=r"layer\.w: holds e4m3 numbers"):
+        LearnableWeight("layer.w", tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -22,9 +23,10 @@ class TinyModel:
         generator = torch.Generator().manual_seed(seed)
 
         def matrix(rows: int, columns: int) -> Tensor:
-            return torch.randn(rows, columns, generator=generator) / columns**0.5
+            normal = torch.randn(rows, columns, generator=generator)
+            return normal / math.sqrt(columns)
 
-        self.embedding, self.head = matrix(VOCAB, WIDTH) * WIDTH**0.5, 3.0 * matrix(VOCAB, WIDTH)
+        self.embedding, self.head = matrix(VOCAB, WIDTH) * math.sqrt(WIDTH), 3.0 * matrix(VOCAB, WIDTH)
         self.sources = {
             name: matrix(*shape)
             for layer in "01"

@@ -13,7 +13,7 @@ from inferencex.formats.packing import group_count, pack_bits, pack_int4
 from tests.runtime.backends.cpu.operations import Argument, Typed
 
 Array = NDArray[Any]
-FORMATS = ("f32", "bf16", "f16", "f8e4m3", "int8", "int4", "int3", "f4e2m1")
+FORMATS = ("f32", "bf16", "f16", "f8e4m3", "int8", "int4", "int3", "int5", "int6", "f4e2m1")
 EPSILON = 2.0**-23
 
 
@@ -50,6 +50,10 @@ SPECS = (
     Spec("int4", group=300, signed=False),
     Spec("int3", group=64, signed=False, zero_points=True),
     Spec("int3", group=5, scales="float32"),
+    Spec("int5", group=64, signed=False, zero_points=True),
+    Spec("int5", group=7, scales="float32"),
+    Spec("int6", group=32, signed=False, zero_points=True),
+    Spec("int6", zero_points=True),
     Spec("f4e2m1", group=16),
     Spec("f4e2m1", group=32, scales="float32"),
 )

@@ -48,6 +48,7 @@ class Layer:
     interleaved: bool = False
     table: bool = True  # cos and sin by position, else by token
     num_blocks: int = 160
+    kv_scales: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # of keys and of values, by head
 
     def attributes(self) -> dict[str, Any]:
         return {
@@ -216,7 +217,8 @@ class Cache:
             places = [operand(program, item) for item in inputs], [operand(program, item) for item in outputs]
             program.add(kind, "test", *places, attributes)
 
-        add("StoreKV", [spread(k), spread(v), *rotation, self.state], [], layer.attributes())
+        scales = [np.array(numbers, np.float32) for numbers in layer.kv_scales or ()]
+        add("StoreKV", [spread(k), spread(v), *rotation, self.state, *scales], [], layer.attributes())
         inputs = [spread(q), layer.sink_logits(), layer.alibi_slopes(), *rotation, self.state]
         add("Attention", inputs, [y], layer.attention_attributes())
         finish(program)
@@ -404,12 +406,14 @@ def refused(layer: Layer, message: str, kind: str = "Attention", **changes: Any)
         "sin": None,
         "positions": None,
         "state": cache.state,
+        "key_scales": None,
+        "value_scales": None,
         "y": np.zeros((rows, layer.heads * layer.value_width), np.float32),
     } | {name: value for name, value in changes.items() if not isinstance(value, int | float | str)}
     attributes = layer.attention_attributes()
     attributes |= {name: value for name, value in changes.items() if isinstance(value, int | float | str)}
     names = (
-        ["k", "v", "cos", "sin", "positions", "state"]
+        ["k", "v", "cos", "sin", "positions", "state", "key_scales", "value_scales"]
         if kind == "StoreKV"
         else ["q", "sinks", "slopes", "cos", "sin", "positions", "state"]
     )
@@ -443,6 +447,10 @@ def test_malformed_blueprints_are_refused() -> None:
     refused(layer, "state is missing", state=None)
     refused(layer, "dimension 1 of v is 3, expected 2", kind="StoreKV", v=np.zeros((3, 3, 32), np.float32))
     refused(layer, "window is -1", window=-1)
+    ones = np.ones(2, np.float32)
+    refused(layer, "not given together", kind="StoreKV", kv_dtype="int8", num_blocks=9, key_scales=ones)
+    refused(layer, "scales are for pages of int8", kind="StoreKV", key_scales=ones, value_scales=ones)
+    refused(layer, "dimension 0 of scales is 1, expected 2", kind="StoreKV", key_scales=ones[1:], value_scales=ones)
     with pytest.raises(_cpu.BlueprintError, match="kv_dtype is 'int4'"):
         _cpu.state_bytes(1, 16, 1, 64, 64, "int4")
     with pytest.raises(_cpu.BlueprintError, match="no pool can have 0 blocks"):

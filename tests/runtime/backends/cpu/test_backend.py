@@ -64,7 +64,11 @@ def test_it_is_the_default(bundle: Path) -> None:
     ("change", "message"),
     [
         ({"activation_dtype": "int4"}, "activation_dtype='int4'; expected one of auto, int8, float32"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'; expected one of auto, float32"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4'; expected one of auto, float32"),
+        (
+            {"kv_cache_dtype": "fp8"},
+            "this bundle has no scales for its KV cache; convert the model with --kv-cache fp8",
+        ),
     ],
 )
 def test_unknown_types_are_refused(bundle: Path, change: dict[str, Any], message: str) -> None:

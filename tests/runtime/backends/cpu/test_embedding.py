@@ -20,7 +20,7 @@ ISAS = _cpu.available_isas()
 ROWS = 11
 INDICES = np.array([3, 0, 10, 3, 7], np.int64)
 WIDTHS = (1, 7, 16, 33, 100, 576)
-NARROW = ("f8e4m3", "int3", "f4e2m1")
+NARROW = ("f8e4m3", "int3", "int5", "int6", "f4e2m1")
 
 
 def read(inputs: Sequence[Argument], width: int, attributes: dict[str, Any], threads: int, isa: str) -> Array:

@@ -28,6 +28,8 @@ INTEGER_SPECS = (
     Spec("int4", group=64, signed=False, zero_points=True),
     Spec("int3", group=64, signed=False, zero_points=True),
     Spec("int3", group=32),
+    Spec("int5", group=64, signed=False, zero_points=True),
+    Spec("int6", group=32),
     Spec("f4e2m1", group=16),
 )
 

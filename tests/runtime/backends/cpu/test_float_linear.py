@@ -178,7 +178,7 @@ def hostile() -> dict[str, tuple[dict[int, Argument], dict[str, Any], str]]:
         "zero points are too few": ({3: np.zeros(39, dtype=np.uint8)}, {}, "zero_points has 39 elements"),
         "bias is too short": ({4: np.zeros(39, dtype=np.float32)}, {}, "bias has 39 elements"),
         "bias is integer": ({4: np.zeros(40, dtype=np.int64)}, {}, "bias is neither"),
-        "no such format": ({}, {"format": "int3"}, "format is int3"),
+        "no such format": ({}, {"format": "int2"}, "format is int2"),
         "another format": ({}, {"format": "bf16"}, "weight has the wrong element type"),
         "group 0": ({}, {"group": 0}, "group is 0"),
         "group -2": ({}, {"group": -2}, "group is -2"),

@@ -33,6 +33,10 @@ SPECS = [
 ] + [
     Spec("int3", group=64, signed=False, zero_points=True),
     Spec("int3", group=7, scales="float32"),
+    Spec("int5", group=64, signed=False, zero_points=True),
+    Spec("int5", group=5),
+    Spec("int6", group=100, signed=False, zero_points=True),
+    Spec("int6", scales="float32"),
     Spec("f4e2m1", group=16),
     Spec("f4e2m1", group=32, scales="float32"),
     Spec("f4e2m1", group=5),

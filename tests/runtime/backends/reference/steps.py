@@ -16,7 +16,7 @@ from inferencex.formats import dialect
 from inferencex.formats.graph import read_graph
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
-from inferencex.runtime.backends.cpu.lowering import LoweringOptions, layer_shapes, lower_graph
+from inferencex.runtime.backends.cpu.lowering import LoweringOptions, kv_scales_of, layer_shapes, lower_graph
 from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
 
@@ -99,7 +99,9 @@ def compiled_cpu(
     """Return the model on the CPU backend; its weights are constants inside the graph."""
     graph = read_graph(ir.to_proto(model))
     layers = layer_shapes(graph)
-    options = LoweringOptions(integer_activations, "float32", 64, 4, 64, num_blocks, block_size)
+    scales = kv_scales_of(graph)
+    kv_dtype = "float16" if scales else "float32"  # which holds FP8
+    options = LoweringOptions(integer_activations, kv_dtype, 64, 4, 64, num_blocks, block_size, scales)
     vocab_size = int(graph.outputs[0].shape[-1])  # type: ignore[index, arg-type]
     per_token = sum(4 * shape.num_kv_heads * (shape.key_width + shape.value_width) for shape in layers.values())
     facts = ModelFacts(vocab_size, 64, len(layers), per_token)

@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "alibi": {"slopes": True},
     "all": {"window": 5, "softcap": 2.0, "sinks": True, "slopes": True},
+    "fp8": {"kv_type": 17, "key_scales": [2.0**-7, 2.0**-8], "value_scales": [2.0**-8, 2.0**-7]},
 }
 
 
@@ -62,6 +63,17 @@ def test_paged_chunks_equal_a_whole_sequence(variant: str, way: str) -> None:
         for first, size in ((0, 6), (6, 1), (7, 1), (8, 8), (16, 3))
     ]
     np.testing.assert_allclose(np.concatenate(parts), _whole(model, sequences[0]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_int8_pages_hold_what_the_dialect_says(sinks: bool) -> None:
+    model = _model(sinks=sinks, kv_type=3, key_scales=[0.013, 0.02], value_scales=[0.021, 0.011])
+    sequences, blocks = steps.random_sequences(11), steps.tables([11], seed=3)
+    executable = steps.compiled(model)
+    parts = [executable.step(steps.batch([(0, at, size)], sequences, blocks)) for at, size in ((0, 6), (6, 5))]
+    kept = np.concatenate(parts)
+    np.testing.assert_allclose(kept, _whole(model, sequences[0]), atol=1e-5, rtol=1e-5)
+    assert np.abs(kept - _whole(_model(sinks=sinks), sequences[0])).max() > 1e-3
 
 
 @pytest.mark.parametrize("way", steps.WAYS)

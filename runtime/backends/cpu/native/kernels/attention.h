@@ -5,7 +5,8 @@
 //   f32, f16:  keys [Dk][16],        values [16][Dv]
 //   bf16, i8:  keys [Dk / 2][16][2], values [8][Dv][2]   (pairs of columns, pairs of tokens: what vdpbf16ps multiplies)
 // with Dk made even for pairs, Dv a multiple of 16, and before them, for i8, a float scale a token: keys [16], values
-// [16]. Slots that hold no token are zero up to the next tile: they may be multiplied by zero.
+// [16]; it is found when the token is stored unless the caller has one. Slots that hold no token are zero up to the
+// next tile: they may be multiplied by zero.
 //
 // A sequence's keys are taken in strips of 4 tiles and those in chunks of 8 strips, counted from its first token. A
 // query's softmax and sums are kept for each chunk and the chunks merged in order, however the work is split: the
@@ -167,9 +168,16 @@ struct AttentionTask {
     std::int64_t first_chunk = 0, last_chunk = 0;
 };
 
+// What a head's keys and values are divided by before they are rounded to i8; 0: each by a scale of its own.
+struct FixedScales {
+    float key = 0;
+    float value = 0;
+};
+
 struct AttentionKernels {
     // Write one token's key [Dk] and value [Dv] of one head into slot `lane` of its tile; lane 0 clears the tile first.
-    void (*store)(const PageLayout &pages, std::byte *tile, std::int64_t lane, const float *key, const float *value);
+    void (*store)(const PageLayout &pages, std::byte *tile, std::int64_t lane, const float *key, const float *value,
+                  const FixedScales &fixed);
     void (*attend)(const AttentionShape &shape, const AttentionTask &task, std::byte *scratch);
     // Merge a row's partial results of `chunks` chunks, `stride` floats apart, and its sink (null: none) into y [Dv].
     void (*merge)(const AttentionShape &shape, const float *partials, std::int64_t stride, std::int64_t chunks,

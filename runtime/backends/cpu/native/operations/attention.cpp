@@ -1,6 +1,7 @@
 // StoreKV writes a step's keys and values into a layer's pages; Attention reads them.
 #include "../kernels/attention.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -202,6 +203,47 @@ Sequence sequence_of(const Batch &batch, Int s, Int tokens, const PageLayout &pa
     return {begin, end, context - (end - begin), batch.block_tables + s * batch.table_width};
 }
 
+// The scales of a step's heads, or none.
+struct HeadScales {
+    const float *values = nullptr;
+    Int stride = 0;
+
+    float of(Int head) const { return values == nullptr ? 0.0F : values[head * stride]; }
+};
+
+// Scales [G] that keys or values are stored with, absent where each is stored with its own.
+struct ScaleOperand {
+    bool present = false;
+    Operand scales;
+
+    ScaleOperand(const Checked &checked, const Blueprint &blueprint, std::size_t input, Int heads) {
+        present = blueprint.has_input(input);
+        if (present) scales = checked.operand(blueprint.inputs, input, "scales", DType::f32, {heads}, false);
+    }
+
+    HeadScales resolve(const Worker &worker) const {
+        if (!present) return {};
+        const Tensor t = worker.resolve(scales);
+        return {t.as<float>(), t.strides[0]};
+    }
+};
+
+// The number of E4M3 next to `x`, ties to even and at most 448 (OCP 8-bit floating point, section 5.3): 3 bits of
+// fraction down to 2^-6, and multiples of 2^-9 below.
+float nearest_e4m3(float x) {
+    const float size = std::min(std::fabs(x), 448.0F);
+    std::uint32_t bits = std::bit_cast<std::uint32_t>(size);
+    bits = (bits + 0x7ffffU + ((bits >> 20) & 1U)) & ~0xfffffU;
+    const float small = (size + 24576.0F) - 24576.0F;  // floats from 2^14 to 2^15 are 2^-9 apart
+    return std::copysign(size < 0x1p-6F ? small : std::bit_cast<float>(bits), x);
+}
+
+// Round x [n] to what E4M3 times `scale` can say, into y. What is not a number stays none.
+const float *as_e4m3(const float *x, Int n, float scale, float *y) {
+    for (Int i = 0; i < n; ++i) y[i] = std::isnan(x[i]) ? x[i] : scale * nearest_e4m3(x[i] / scale);
+    return y;
+}
+
 class StoreKV final : public Operation {
   public:
     explicit StoreKV(const Blueprint &blueprint) : StoreKV(blueprint, Checked(blueprint)) {}
@@ -213,7 +255,9 @@ class StoreKV final : public Operation {
         if (tokens == 0) return;
         const Rotation rotation = rotation_.resolve(worker, kernels_);
         std::byte *state = worker.resolve(state_).data;
+        const HeadScales key_scales = key_scales_.resolve(worker), value_scales = value_scales_.resolve(worker);
         auto *rotated = reinterpret_cast<float *>(worker.scratch);
+        float *rounded = rotated + pages_.key_width;  // a key, then a value
         const Worker::Range mine = worker.share(tokens);
         for (Int s = 0; s < batch.sequences; ++s) {
             const Sequence sequence = sequence_of(batch, s, tokens, pages_);
@@ -225,16 +269,21 @@ class StoreKV final : public Operation {
                 for (Int g = 0; g < pages_.heads; ++g) {
                     const float *key = k.as<float>() + t * k.strides[0] + g * k.strides[1];
                     key = rotation.apply(key, t, pages_.key_width, rotated);
+                    const float *value = v.as<float>() + t * v.strides[0] + g * v.strides[1];
+                    const FixedScales scales{key_scales.of(g), value_scales.of(g)};
+                    if (pages_.type != PageType::i8 && key_scales_.present) {
+                        key = as_e4m3(key, pages_.key_width, scales.key, rounded);
+                        value = as_e4m3(value, pages_.value_width, scales.value, rounded + pages_.key_width);
+                    }
                     kernels_.attention.store(pages_, state + pages_.offset(block, g, slot / kTileSlots),
-                                             slot % kTileSlots, key,
-                                             v.as<float>() + t * v.strides[0] + g * v.strides[1]);
+                                             slot % kTileSlots, key, value, scales);
                 }
             }
         }
     }
 
     std::size_t scratch_bytes(Int, int) const override {
-        return static_cast<std::size_t>(pages_.key_width) * sizeof(float);
+        return static_cast<std::size_t>(2 * pages_.key_width + pages_.value_width) * sizeof(float);
     }
 
     Cost cost(const Batch &batch) const override {
@@ -250,7 +299,14 @@ class StoreKV final : public Operation {
           k_(checked.floats(blueprint.inputs, 0, "k", {-1, pages_.heads, pages_.key_width})),
           v_(checked.floats(blueprint.inputs, 1, "v", {-1, pages_.heads, pages_.value_width})),
           rotation_(checked, blueprint, 2, pages_.key_width),
-          state_(pool_operand(checked, blueprint, 5, pages_)) {}
+          state_(pool_operand(checked, blueprint, 5, pages_)),
+          key_scales_(checked, blueprint, 6, pages_.heads),
+          value_scales_(checked, blueprint, 7, pages_.heads) {
+        const bool scaled = key_scales_.present;
+        checked.require(scaled == value_scales_.present, "scales of keys and values are not given together");
+        checked.require(!scaled || pages_.type == PageType::i8 || pages_.type == PageType::f16,
+                        "scales are for pages of int8, or of float16 that hold E4M3");
+    }
 
     // The first token at or after `t` that starts a tile, or the sequence's first: a tile is written by one thread.
     Int from_tile(const Sequence &sequence, Int t) const {
@@ -265,6 +321,7 @@ class StoreKV final : public Operation {
     Operand k_, v_;
     RotationOperands rotation_;
     Operand state_;
+    ScaleOperand key_scales_, value_scales_;
 };
 
 class Attention final : public Operation {

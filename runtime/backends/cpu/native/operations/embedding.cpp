@@ -10,12 +10,13 @@
 namespace inferencex::cpu {
 namespace {
 
-enum class Stored { f32, f16, bf16, f8e4m3, int8, int4, int3, f4e2m1 };
+enum class Stored { f32, f16, bf16, f8e4m3, int8, int4, stream, f4e2m1 };
 
 // Inputs values, scales?, zero_points?, indices int64 [T]; output y [T, D]. The table is [V, D] of f32, f16, bf16,
 // f8e4m3 or int8, packed numbers of 4 bits u8 [ceil(V * D / 2)] (`format` int4, which is assumed, or f4e2m1), or a
-// stream of 3-bit integers u8 [ceil(V * D * 3 / 8)] (`format` int3). All but the wider floats have scales [V, groups]
-// or [V] of f32 or f16, integers perhaps zero points stored like the values. An index outside the table gives zeros.
+// stream of integers of 3, 5 or 6 bits u8 [ceil(V * D * bits / 8)] (`format` int3, int5, int6). All but the wider
+// floats have scales [V, groups] or [V] of f32 or f16, integers perhaps zero points stored like the values. An index
+// outside the table gives zeros.
 class Embedding : public Operation {
   public:
     explicit Embedding(const Blueprint &blueprint) : kernels_(&blueprint.kernels->rows) {
@@ -48,6 +49,7 @@ class Embedding : public Operation {
                 break;
             case DType::u8:
                 stored_ = packed_format(blueprint);
+                if (stored_ == Stored::stream) bits_ = stream_bits_of(blueprint.text("format"));
                 signed_ = blueprint.integer("signed") != 0;
                 break;
             default:
@@ -94,7 +96,7 @@ class Embedding : public Operation {
         const auto tokens = static_cast<double>(y_.dims[0].at(batch.tokens, batch.rows));
         const auto columns = static_cast<double>(columns_);
         const bool integers = scales_.present;
-        const double bytes = stored_ == Stored::int3 ? 0.375 : is_packed() ? 0.5 : size_of(values_.dtype);
+        const double bytes = is_packed() ? static_cast<double>(bits_) / 8 : size_of(values_.dtype);
         double row = columns * bytes;
         if (integers) row += static_cast<double>(groups_ * static_cast<std::int64_t>(size_of(scales_.dtype)));
         return {tokens * (row + columns * sizeof(float)), integers ? tokens * columns * 2 : 0};
@@ -152,23 +154,22 @@ class Embedding : public Operation {
                                   std::to_string(blueprint.integer("bits")) + " bits, expected 4");
         const std::string format = blueprint.has("format") ? blueprint.text("format") : "int4";
         if (format == "int4") return Stored::int4;
-        if (format == "int3") return Stored::int3;
+        if (stream_bits_of(format) != 0) return Stored::stream;
         if (format == "f4e2m1") return Stored::f4e2m1;
-        refuse(blueprint, "format is " + format + ", expected int4, int3 or f4e2m1 for packed values");
+        refuse(blueprint, "format is " + format + ", expected int3 to int6 or f4e2m1 for packed values");
     }
 
-    bool is_packed() const { return stored_ == Stored::int4 || stored_ == Stored::int3 || stored_ == Stored::f4e2m1; }
+    bool is_packed() const { return stored_ == Stored::int4 || stored_ == Stored::stream || stored_ == Stored::f4e2m1; }
     bool is_scaled() const { return is_packed() || stored_ == Stored::int8 || stored_ == Stored::f8e4m3; }
 
-    // Numbers [rows, columns] of 4 or 3 bits, flat.
+    // Numbers [rows, columns] of less than 8 bits, flat.
     void expect_packed(const Blueprint &blueprint, const std::string &role, const Operand &operand, std::int64_t rows,
                        std::int64_t columns) const {
         expect_contiguous(blueprint, role, operand, 1);
-        const std::int64_t bits = stored_ == Stored::int3 ? 3 : 4;
         std::int64_t count;
-        if (__builtin_mul_overflow(rows, columns, &count) || __builtin_mul_overflow(count, bits, &count) ||
+        if (__builtin_mul_overflow(rows, columns, &count) || __builtin_mul_overflow(count, bits_, &count) ||
             operand.dtype != DType::u8 || operand.dims[0].coefficient != count / 8 + (count % 8 != 0))
-            refuse(blueprint, role + " are " + describe(operand) + ", expected " + std::to_string(bits) +
+            refuse(blueprint, role + " are " + describe(operand) + ", expected " + std::to_string(bits_) +
                                   "-bit numbers of [" + std::to_string(rows) + ", " + std::to_string(columns) +
                                   "] packed into u8");
     }
@@ -204,12 +205,12 @@ class Embedding : public Operation {
                     const int code = packed[(first + i) / 2] >> ((first + i) % 2 * 4) & 15;
                     y[i] = 0.5F * static_cast<float>(kDoubledE2m1[code]) * scale;
                 }
-            } else if (stored_ == Stored::int3) {
+            } else if (stored_ == Stored::stream) {
                 const auto *zero_points = reinterpret_cast<const std::uint8_t *>(table.zero_points);
-                if (zero_points_.present) zero_point = static_cast<float>(int3(zero_points, zero_points_, at));
+                if (zero_points_.present) zero_point = static_cast<float>(integer(zero_points, zero_points_, at));
                 const auto *packed = reinterpret_cast<const std::uint8_t *>(table.values);
                 for (std::int64_t i = column; i < column + n; ++i)
-                    y[i] = (static_cast<float>(int3(packed, values_, first + i)) - zero_point) * scale;
+                    y[i] = (static_cast<float>(integer(packed, values_, first + i)) - zero_point) * scale;
             } else if (stored_ == Stored::int8) {
                 if (zero_points_.present) zero_point = reinterpret_cast<const std::int8_t *>(table.zero_points)[at];
                 kernels_->from_int8(reinterpret_cast<const std::int8_t *>(table.values) + first + column, scale,
@@ -224,9 +225,8 @@ class Embedding : public Operation {
         }
     }
 
-    int int3(const std::uint8_t *stream, const Operand &operand, std::int64_t i) const {
-        const int value = int3_at(stream, i, operand.dims[0].coefficient);
-        return signed_ && value > 3 ? value - 8 : value;
+    int integer(const std::uint8_t *stream, const Operand &operand, std::int64_t i) const {
+        return stream_at(stream, i, bits_, signed_, operand.dims[0].coefficient);
     }
 
     static float from_e4m3(std::uint8_t code) {
@@ -240,6 +240,7 @@ class Embedding : public Operation {
     const RowKernels *kernels_;
     Stored stored_ = Stored::f32;
     bool signed_ = true;
+    std::int64_t bits_ = 4;  // of a packed number
     Operand values_, scales_, zero_points_, indices_, y_;
     std::int64_t columns_ = 0, vocabulary_ = 0, group_ = 0, groups_ = 0;
 };

@@ -118,7 +118,8 @@ inline Gate read_gate(const Blueprint &blueprint) {
 struct StoredWeight {
     FloatWeight source;  // of the first expert; `order` is not set. Of a weight to expand: as it is stored
     std::int64_t experts = 1;
-    Expansion expansion = Expansion::none;  // of int3; of f4e2m1 for integer kernels, whose scales are half as large
+    Expansion expansion = Expansion::none;  // of streams; of f4e2m1 for integer kernels, whose scales are half as large
+    std::int64_t stream_bits = 0;           // of an integer of a stream
 
     // Inputs `first`, `first + 1`, `first + 2` are values, scales and zero points.
     static StoredWeight read(const Blueprint &blueprint, std::size_t first, std::int64_t experts, std::int64_t channels,
@@ -133,8 +134,9 @@ struct StoredWeight {
         s.channels = channels;
         s.features = features;
         s.format = format_named(blueprint);
-        if (blueprint.text("format") == "int3") weight.expansion = Expansion::int3;
-        const bool is_stream = weight.expansion == Expansion::int3;
+        weight.stream_bits = stream_bits_of(blueprint.text("format"));
+        const bool is_stream = weight.stream_bits != 0;
+        if (is_stream) weight.expansion = Expansion::stream;
         std::int64_t group = blueprint.has("group") ? blueprint.integer("group") : -1;
         if (group == 0 || group < -1)
             refuse(blueprint, "group is " + std::to_string(group) + ", expected -1 or more than 0");
@@ -142,9 +144,9 @@ struct StoredWeight {
         s.is_signed = !blueprint.has("signed") || blueprint.integer("signed") != 0;
         const bool packed = s.format == WeightFormat::int4 || s.format == WeightFormat::f4e2m1;
         const auto stored = [&](std::int64_t elements) {
-            return is_stream ? (elements * 3 + 7) / 8 : packed ? (elements + 1) / 2 : elements;
+            return is_stream ? stream_bytes(elements, weight.stream_bits) : packed ? (elements + 1) / 2 : elements;
         };
-        const DType dtype = stored_type(s.format);
+        const DType dtype = is_stream ? DType::u8 : stored_type(s.format);
         s.values =
             reinterpret_cast<const std::uint8_t *>(expect_constant(blueprint, first, "weight", dtype, stored(count)));
         const bool is_integer = s.format == WeightFormat::int4 || s.format == WeightFormat::int8;
@@ -187,10 +189,11 @@ struct StoredWeight {
             expand_e2m1(source.values, rows, count, features, memory.values);
             w.format = WeightFormat::int8;
         } else {
-            expand_int3(source.values, all * features, rows, count, features, source.is_signed, memory.values);
+            expand_stream(source.values, all * features, stream_bits, rows, count, features, source.is_signed,
+                          memory.values);
             if (source.zero_points) {
-                expand_int3(source.zero_points, all * groups, rows, count, groups, source.is_signed,
-                            memory.zero_points);
+                expand_stream(source.zero_points, all * groups, stream_bits, rows, count, groups, source.is_signed,
+                              memory.zero_points);
                 w.zero_points = memory.zero_points.data();
             }
         }
@@ -227,10 +230,10 @@ struct StoredWeight {
         if (name == "bf16") return WeightFormat::bf16;
         if (name == "f16") return WeightFormat::f16;
         if (name == "f8e4m3") return WeightFormat::f8e4m3;
-        if (name == "int8") return WeightFormat::int8;
+        if (name == "int8" || name == "int5" || name == "int6") return WeightFormat::int8;
         if (name == "int4" || name == "int3") return WeightFormat::int4;
         if (name == "f4e2m1") return WeightFormat::f4e2m1;
-        refuse(blueprint, "format is " + name + ", expected f32, bf16, f16, f8e4m3, int8, int4, int3 or f4e2m1");
+        refuse(blueprint, "format is " + name + ", expected f32, bf16, f16, f8e4m3, int3 to int6, int8 or f4e2m1");
     }
 
     static DType stored_type(WeightFormat format) {
