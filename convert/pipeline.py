@@ -49,7 +49,7 @@ from inferencex.formats.kv_cache import KV_FORMATS
 
 _MAX_THREADS = 1024
 _BYTES_OF_NODE = 200  # of model.onnx, about
-_BYTES_OF_WEIGHT = 2400  # of model.onnx, bundle.json and the header of the weights, about
+_BYTES_OF_WEIGHT = 3600  # of model.onnx, bundle.json and the header of the weights, about
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from inferencex.convert.calibrate.whole_model import WholeModel, as_read
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.passes.editing import is_weight
 from inferencex.convert.passes.weights import expression_of
-from inferencex.convert.quantize.refine.end_to_end import MODEL_SCHEDULE
 from inferencex.convert.quantize.refine import Progress, Refinable, Windows, refine_end_to_end
+from inferencex.convert.quantize.refine.end_to_end import MODEL_SCHEDULE
 from inferencex.convert.source.parameter import ParameterSource
 
 _REFINED = "refined"

@@ -46,7 +46,8 @@ def test_options_in_the_readme_exist() -> None:
 
     runner = CliRunner()
     known = "".join(
-        runner.invoke(app, ["--help"], env={"COLUMNS": "240"}).output for app in (convert, run, inspect, compare, export)
+        runner.invoke(app, ["--help"], env={"COLUMNS": "240"}).output
+        for app in (convert, run, inspect, compare, export)
     )
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text(encoding="utf-8"))):
         assert option in known, f"the README names {option}"

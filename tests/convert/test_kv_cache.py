@@ -107,7 +107,7 @@ def test_values_are_measured_as_they_are_stored_once_factors_are_absorbed(
 
 
 def _value_errors(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the relative error of the values of each layer while the bundle runs on tokens like those of calibration."""
+    """Return the relative error of the values of each layer on tokens like those of calibration."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     keep = attention.keep_in_8_bits
 

@@ -101,7 +101,7 @@ def test_the_divergence_stays_within_a_limit(checkpoint: Path, tmp_path: Path) -
 
 
 def test_a_divergence_that_no_format_reaches_is_refused_with_what_is(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(QuantizationError, match=r"--max-kl 1e-12 cannot be reached: .* 9\.\d+ bits .* mean KL"):
+    with pytest.raises(QuantizationError, match=r"--max-kl 1e-12 cannot be reached: .* \(9\.\d+ bits .* mean KL"):
         convert(_options(checkpoint, tmp_path / "bundle", Budget("kl", 1e-12), verify=True), Silent())
     assert not list(tmp_path.iterdir())
 

@@ -35,7 +35,7 @@ class TinyGraph:
 
     def logits(self, token_ids: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Run the blocks one after the other on int64 `[S, L]`; float32 `[S, L, vocab]`."""
-        executor = BlockExecutor(self.model.graph)
+        executor = BlockExecutor(self.model.graph, torch.float32)
         values = step_inputs(self.model.graph, token_ids)
         for block in self.blocks:
             for stage in block.stages:

@@ -29,7 +29,13 @@ _SOURCES = [("llama", "rtn-int4"), ("llama", "none"), ("gpt_oss", "rtn-int4")]
 _MORE = [
     *[("gemma2", "rtn-int8"), ("bloom", "rtn-int4"), ("deepseek_v3", "rtn-int4")],
     *[("qwen3_moe", "none"), ("gptj", "none")],
-    *[("llama", "rtn-int3"), ("qwen3_moe", "rtn-int3"), ("llama", "rtn-int5"), ("gpt_oss", "nvfp4"), ("llama", "mxfp4")],
+    *[
+        ("llama", "rtn-int3"),
+        ("qwen3_moe", "rtn-int3"),
+        ("llama", "rtn-int5"),
+        ("gpt_oss", "nvfp4"),
+        ("llama", "mxfp4"),
+    ],
     *[("llama", "int8-dynamic"), ("qwen3_moe", "fp8")],
 ]
 
