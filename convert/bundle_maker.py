@@ -144,7 +144,11 @@ class BundleMaker:
             data = self._calibration_data(self._calibration([], work_dir))
             work = None if work_dir is None else WorkDir(work_dir, self._fingerprint(mixed, data))
             stage = SensitivityStage(original.model, mixed.schemes, self.sources, data, self.output, work, self.threads)
-            mixed.choose(stage.run(self.observer.advance))
+            try:
+                mixed.choose(stage.run(self.observer.advance))
+            finally:
+                if work is not None:
+                    work.close()
         kept: tuple[int, BundleWriter, Report] | None = None
         attempt, is_last = 0, False
         while not is_last:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from inferencex.convert.calibrate.result import CalibratedWeights
 from inferencex.convert.calibrate.run import BlockwiseCalibration, CalibrationLimits
 from inferencex.convert.calibrate.self_text import Sampler
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
+from inferencex.convert.native import _gram
 from inferencex.convert.quantize import TensorPlan
 from inferencex.convert.quantize.composition import Composition
 from inferencex.convert.quantize.refine.blockwise import BLOCK_SCHEDULE
@@ -80,7 +83,10 @@ class CalibrationStage:
         with tempfile.TemporaryDirectory(prefix=f".{self.output.name}.calibration-", dir=parent) as scratch:
             fingerprint = {
                 **conversion_fingerprint(self.checkpoint, data, self.effort),
-                "plans": [[p.name, p.method, None if p.scheme is None else asdict(p.scheme)] for p in self.plans],
+                "plans": [
+                    [p.name, list(p.shape), p.method, None if p.scheme is None else asdict(p.scheme)]
+                    for p in self.plans
+                ],
                 "kv_cache": self.kv_cache,
             }
             work = WorkDir(self.work_dir or Path(scratch) / "work", fingerprint)
@@ -103,6 +109,8 @@ class CalibrationStage:
                 yield CalibratedModel(CalibratedWeights(work, calibration.finished_blocks), data, work)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(self._how_to_go_on()) from None
+            finally:
+                work.close()
 
     def _how_to_go_on(self) -> str:
         if self.work_dir is None:
@@ -114,10 +122,12 @@ def conversion_fingerprint(checkpoint: Checkpoint, data: CalibrationSet, effort:
     """Say everything that the numbers of a conversion depend on, but for the formats of weights."""
     return {
         "source": dict(checkpoint.provenance()),
+        "config": json.loads(json.dumps(checkpoint.config.to_dict(), default=str)),
         "files": [[file.path.name, file.size, file.path.stat().st_mtime_ns] for file in checkpoint.weight_files],
         "calibration": data.source,
         "effort": effort,
-        "products": str(product_dtype()),
+        "products": [str(product_dtype()), _gram.supported()],
+        "held_out": hashlib.sha256(data.held_out.astype("<i8").tobytes()).hexdigest(),
         "tools": {name: version(name) for name in ("inferencex", "torch", "transformers")},
     }
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from inferencex.convert.bundle_maker import DTYPES, BundleMaker
-from inferencex.convert.calibrate.data import CalibrationOptions
+from inferencex.convert.calibrate.data import CalibrationOptions, fitting_length
 from inferencex.convert.calibrate.model_text import model_text
 from inferencex.convert.calibrate.self_text import Sampler
 from inferencex.convert.capture import capture
@@ -148,6 +148,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         report.warnings.extend(checkpoint.warnings)
         check_side_files(checkpoint.files)
     max_model_len = context_length(checkpoint.config, options.max_model_len)
+    calibration = fitting_length(options.calibration_options, max_model_len)
     with stages("capture"), _without_garbage_collection(), _naming(options.model_id):
         captured = capture(checkpoint.config, trust_remote_code=checkpoint.trust_remote_code)
     with stages("passes"), _without_garbage_collection(), _naming(options.model_id):
@@ -177,7 +178,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         options.scheme,
         options.dtype,
         options.effort,
-        options.calibration_options,
+        calibration,
         options.threads,
         options.verify_limit,
         options.model_id,
@@ -325,4 +326,4 @@ def _model_text(options: ConvertOptions) -> Sampler:
             Silent(),
         )
 
-    return model_text(plain_bundle)
+    return model_text(plain_bundle, options.output, options.threads)

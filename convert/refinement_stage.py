@@ -80,10 +80,10 @@ class RefinementStage:
         model = WholeModel(self.model.graph, read)
         learning = _windows(model, token_ids, self.threads)
         judging = _windows(model, held_out, self.threads)
-        refinable = _refinable(calibrated, originals)
+        refinable = _refinable(calibrated, originals, model.head_weights)
         learned = {*refinable.weights, *refinable.plain}
-        stored = {name: _stored(calibrated, name, original) for name, original in originals.items()}
-        fixed = as_read(self.model.graph, {name: tensor for name, tensor in stored.items() if name not in learned})
+        stored = {name: _stored(calibrated, name, value) for name, value in originals.items() if name not in learned}
+        fixed = as_read(self.model.graph, stored)
         del originals, read, stored
 
         def observe(seen: Progress) -> None:
@@ -115,27 +115,27 @@ class RefinementStage:
 
 
 def _stored(calibrated: CalibratedWeights, name: str, original: Tensor) -> Tensor:
-    """Return a weight as calibration left it; one that is learned as it was, for nothing reads it."""
+    """Return a weight as calibration left it."""
     plain = calibrated.plain(name)
     if plain is not None:
         return plain
     found = calibrated.quantized(name)
-    if found is not None and found.tensor.number != "int":
-        return torch.from_numpy(found.tensor.dequantize())
-    return original
+    return original if found is None else torch.from_numpy(found.tensor.dequantize())
 
 
-def _refinable(calibrated: CalibratedWeights, originals: Mapping[str, Tensor]) -> Refinable:
-    """Collect what may change: integers with their scales, and every vector (scales of norms, biases)."""
+def _refinable(calibrated: CalibratedWeights, originals: Mapping[str, Tensor], head: frozenset[str]) -> Refinable:
+    """Collect what may change before the head: integers with their scales, every vector (scales of norms, biases)."""
     weights = {}
     for name in calibrated.names:
+        if name in head:
+            continue
         found = calibrated.quantized(name)
         assert found is not None
         if found.tensor.number == "int":
             weights[name] = found.tensor
     plain = {}
     for name, original in originals.items():
-        if original.dim() == 1 and original.is_floating_point():
+        if original.dim() == 1 and original.is_floating_point() and name not in head:
             changed = calibrated.plain(name)
             plain[name] = (original if changed is None else changed).to(torch.float32)
     return Refinable(weights=weights, plain=plain)

@@ -91,6 +91,8 @@ class Report:
             lines += ["", "## Mixed precision", "", *mixed_lines(self.mixed)]
         if self.layers:
             lines += ["", "## Layers", ""]
+            if self.refinement is not None:
+                lines += ["Errors are those before refinement, which learns from all outputs together.", ""]
             if self.to_plot() is not None:
                 lines += [f"![relative output error by block]({PLOT_FILE})", ""]
             lines += layer_tables(self.layers)

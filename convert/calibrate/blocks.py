@@ -81,7 +81,7 @@ def cut_blocks(graph: ir.Graph, shared: Sequence[SharedInput]) -> list[Block]:
     widths = _live_widths(graph, nodes)
     attentions = [i for i, n in enumerate(nodes) if n.domain == DOMAIN and n.op_type == "Attention"]
     cuts = [0]
-    for first, last in zip(attentions, [*attentions[1:], len(nodes) - 1], strict=True):
+    for first, last in zip(attentions, [*attentions[1:], len(nodes) - 1], strict=False):
         allowed = [p for p in range(first + 1, last + 1) if not any(low < p <= high for low, high in held)]
         if allowed:
             cuts.append(min(allowed, key=lambda p: (widths[p], -p)))

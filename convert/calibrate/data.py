@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,21 @@ class CalibrationOptions:
                 "dataset on the hub; #COLUMN may follow"
             )
         return LocalText(name, column) if is_local(name) else HubDataset(name, column)
+
+
+def fitting_length(options: CalibrationOptions | None, positions: int) -> CalibrationOptions | None:
+    """Return options whose windows a model of so many positions can read: the default length gives way.
+
+    Raises OptionError for another length that is too long.
+    """
+    if options is None or options.length <= positions:
+        return options
+    if options.length == CalibrationOptions.length and positions >= MIN_LENGTH:
+        return replace(options, length=positions)
+    raise OptionError(
+        f"--calibration-length {options.length} is more than the {positions} positions that the bundle will have; give "
+        f"at most {positions}, or a larger --max-model-len"
+    )
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class LayerQuantizer:
         result = self._method(plan.scheme).quantize(name, weight, plan.scheme, statistics, threads=self.threads)
         finished.quantized[name] = result.tensor
         if plan.scheme.activation is not None and plan.scheme.activation.static:
-            finished.input_ranges[name] = float(_of(statistics.absolute_max).max())
+            finished.input_ranges[name] = float(_of(statistics.absolute_max).max()) or 1.0
         errors = _OutputErrors.of(self._rounded(name, weight), result, weight, statistics)
         self._report(name, result, [errors], [statistics.tokens], finished, result.remark)
 

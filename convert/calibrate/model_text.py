@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from inferencex.convert.calibrate.self_text import Sampler
 
 
-def model_text(make_bundle: Callable[[Path], None]) -> Sampler:
+def model_text(make_bundle: Callable[[Path], None], beside: Path, threads: int | None) -> Sampler:
     """Return a sampler that runs a plain bundle of the model, which `make_bundle(path)` writes when first needed.
+
+    The bundle, as large as the model, lies beside `beside` while it is needed.
 
     Tokens are drawn at temperature 1 from the whole vocabulary, each window with a seed of its own.
     """
@@ -22,10 +24,10 @@ def model_text(make_bundle: Callable[[Path], None]) -> Sampler:
         from inferencex.runtime.llm import LLM
         from inferencex.runtime.params import SamplingParams
 
-        with tempfile.TemporaryDirectory(prefix="inferencex-model-text-") as scratch:
+        with tempfile.TemporaryDirectory(prefix=f".{beside.name}.text-", dir=beside.absolute().parent) as scratch:
             bundle = Path(scratch) / "bundle"
             make_bundle(bundle)
-            llm = LLM(bundle, max_model_len=length, load_tokenizer=False)
+            llm = LLM(bundle, max_model_len=length, threads=threads, load_tokenizer=False)
             missing = length - starts.shape[1]
             outputs = llm.generate(
                 [start.tolist() for start in starts],

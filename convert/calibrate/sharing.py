@@ -86,11 +86,14 @@ def multiplied_weights(node: ir.Node) -> list[ir.Value]:
 
 
 def shared_inputs(model: ir.Model, quantized: Collection[str]) -> list[SharedInput]:
-    """List the inputs of the weights called `quantized`, in the order of the graph."""
+    """List the inputs of the weights called `quantized`, in the order of the graph.
+
+    A weight that several linears share has no input of its own, and is left out.
+    """
     found: dict[str, SharedInput] = {}
     for node in model.graph:
         for weight, value in _reads(node):
-            if weight in quantized and value not in found:
+            if weight in quantized and value not in found and len(model.graph.initializers[weight].uses()) == 1:
                 channels = static_dims(model.graph.initializers[weight])[-1]
                 found[value] = _shared(node, value, channels, quantized)
     return list(found.values())
@@ -116,7 +119,8 @@ def _shared(node: ir.Node, value: str, channels: int, quantized: Collection[str]
     readers = [weight for use in source.uses() for weight, read in _reads(use.node) if read == value]
     absorber = _norm(source) or _linear_before(source)
     distinct = tuple(dict.fromkeys(readers))
-    return SharedInput(value, channels, distinct, tuple(name for name in distinct if name in quantized), absorber)
+    once = tuple(n for n in distinct if n in quantized and len(node.graph.initializers[n].uses()) == 1)  # type: ignore[union-attr]
+    return SharedInput(value, channels, distinct, once, absorber)
 
 
 def _inside_experts(node: ir.Node) -> Absorber | None:
@@ -148,10 +152,7 @@ def _norm(source: ir.Value) -> Absorber | None:
         return None
     channels = static_dims(_value(scale))
     width = source.shape[-1] if source.shape else None
-    if len(channels) != 1 or channels[0] != width or not _takes_factors(source_of_rows):
-        return None
-    # Other readers of a moved copy would see divided rows too: only one path from the norm is understood.
-    if source is not source_of_rows and len(source_of_rows.uses()) != 1:
+    if len(channels) != 1 or channels[0] != width or not _takes_factors(source):
         return None
     return Absorber((_name(scale), *([_name(bias)] if bias is not None else [])), np.arange(channels[0]))
 
@@ -167,6 +168,9 @@ def _before_row_moves(value: ir.Value) -> ir.Value:
         before = node.inputs[0]
         if before is None or not before.shape or not value.shape or before.shape[-1] != value.shape[-1]:
             return value
+        # Another reader of what is moved would see divided rows without knowing: only one path is understood.
+        if len(before.uses()) != 1 or before.is_graph_output():
+            return value
         value = before
 
 
@@ -175,15 +179,6 @@ def _takes_factors(value: ir.Value) -> bool:
     if value.is_graph_output():
         return False
     for use in value.uses():
-        if use.node.domain == "" and use.node.op_type in _ROW_MOVES and use.idx == 0:
-            moved = use.node.outputs[0]
-            if not moved.shape or not value.shape or moved.shape[-1] != value.shape[-1]:
-                return False
-            if use.node.op_type == "Gather" and attribute(use.node, "axis", 0) != 0:
-                return False
-            if not _takes_factors(moved):
-                return False
-            continue
         reads = [weight for weight, read in _reads(use.node) if read == value.name]
         weight = use.node.graph.initializers.get(reads[0]) if reads and use.node.graph is not None else None
         if use.idx != 0 or weight is None or not _private(weight):

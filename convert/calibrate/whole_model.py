@@ -59,6 +59,11 @@ class WholeModel:
             )
         (self._logits,) = (str(value.name) for value in graph.outputs)
 
+    @property
+    def head_weights(self) -> frozenset[str]:
+        """The weights that `logits` reads, which are never given."""
+        return frozenset(self._head.weights)
+
     def hidden(self, weights: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
         """Return what the head multiplies, float32 `[S * L, hidden]`, for int64 `[S, L]`."""
         values = step_inputs(self._graph, token_ids)

@@ -10,12 +10,13 @@ Every file appears whole or not at all. A directory that belongs to another conv
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +29,8 @@ from inferencex.formats.packing import QuantizedTensor
 
 _DESCRIPTION = "work.json"
 _VERSION = 2
+_PARTIAL = "work.partial"
+_LOCK = ".lock"
 _CONTENTS = "contents"
 _ARRAYS = ("plain", "factors", "row_divisors", "kv_scales")
 
@@ -70,15 +73,25 @@ class WorkDir:
             raise OptionError(f"--work-dir {path} is a file; give a directory")
         path.mkdir(parents=True, exist_ok=True)
         description = path / _DESCRIPTION
-        if description.exists():
-            _check_same(path, _read_json(description), wanted)
-        elif any(path.iterdir()):
+        others = [file.name for file in path.iterdir() if file.name not in (_LOCK, _PARTIAL)]
+        if others and not description.exists():
             raise OptionError(
-                f"--work-dir {path} holds files that are not of a conversion ({next(path.iterdir()).name}); "
+                f"--work-dir {path} holds files that are not of a conversion ({others[0]}); "
                 "give an empty or a new directory"
             )
-        else:
-            _write_whole(description, json.dumps(wanted, indent=1, sort_keys=True).encode())
+        self._lock = _locked(path)
+        try:
+            if description.exists():
+                _check_same(path, _read_json(description), wanted)
+            else:
+                _write_whole(description, json.dumps(wanted, indent=1, sort_keys=True).encode())
+        except OptionError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        self._lock.close()
 
     def finished(self, index: int | str) -> bool:
         """Tell whether a block, or what else has such a name, is there."""
@@ -136,6 +149,19 @@ class WorkDir:
     def _file(self, index: int | str) -> Path:
         name = index if isinstance(index, str) else f"block-{index:05d}"
         return self.path / f"{name}.safetensors"
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Hold a directory for this process, until the file that is returned is closed."""
+    lock = open(path / _LOCK, "ab")  # noqa: SIM115 (held beyond this function)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise OptionError(
+            f"--work-dir {path} is in use by another conversion; wait for it, or give another directory"
+        ) from None
+    return lock
 
 
 def _put(tensors: dict[str, NDArray[np.uint8]], key: str, array: NDArray[Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class StaticValues:
         for node in graph:
             if all(v is None or str(v.name) in self._sources for v in node.inputs):
                 self._sources.update({str(v.name): node for v in node.outputs})
-                if all(v is None or str(v.name) in self._computed for v in node.inputs):
+                unpacks = node.op_type == "DequantizeLinear"  # a small weight is still a weight
+                if not unpacks and all(v is None or str(v.name) in self._computed for v in node.inputs):
                     self._computed.update(str(v.name) for v in node.outputs)
 
     def __contains__(self, name: str) -> bool:

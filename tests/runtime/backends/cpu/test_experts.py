@@ -329,7 +329,7 @@ def hostile() -> dict[str, tuple[dict[int, Argument], dict[str, Any], str]]:
         "overflowing width inside": ({}, {"inner": 2**40}, "inner is"),
         "no such activation": ({}, {"activation": "tan"}, "no activation called tan"),
         "no such format": ({}, {"format": "int2"}, "format is int2"),
-        "quantized for floats": ({}, {"format": "bf16", "integer": 1}, "cannot be quantized"),
+        "quantized for floats": ({}, {"format": "bf16", "integer": 1}, "cannot be quantized|wrong element type"),
         "max_tokens is a string": ({}, {"max_tokens": "1"}, "wrong type"),
         "max_tokens is 0": ({}, {"max_tokens": 0}, "max_tokens is 0"),
     }

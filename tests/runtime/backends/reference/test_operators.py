@@ -102,6 +102,13 @@ CASES: list[tuple[str, Inputs, dict[str, Any]]] = [
     ),
     ("DequantizeLinear", [np.arange(24, dtype=np.int8).reshape(4, 6), _random(4)], {"axis": 0}),
     ("DequantizeLinear", [np.arange(24, dtype=np.int8).reshape(4, 6), np.float32(0.5), np.int8(3)], {}),
+    ("QuantizeLinear", [_random(4, 6), np.float32(0.03), np.int8(0)], {}),
+    ("QuantizeLinear", [_random(4, 6) * 9, np.float32(0.03), np.uint8(7)], {}),
+    (
+        "QuantizeLinear",
+        [_random(4, 6), np.array([0.1, 0.02, 0.5, 0.01], np.float32), np.zeros(4, np.int8)],
+        {"axis": 0},
+    ),
     ("Shape", [X], {}),
     ("Shape", [X], {"start": 1, "end": -1}),
     ("Size", [X], {}),
