@@ -34,6 +34,7 @@ from inferencex.convert.passes.weights import expression_of
 from inferencex.convert.quantize import QuantizationScheme, TensorPlan, parse_scheme, plan_quantization
 from inferencex.convert.quantize.budget import Budget
 from inferencex.convert.quantize.effort import EFFORTS
+from inferencex.convert.refinement_stage import check_memory
 from inferencex.convert.report import Report
 from inferencex.convert.roles import weight_roles
 from inferencex.convert.side_files import check_side_files
@@ -162,6 +163,8 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         plans = plan_quantization(roles, options.scheme)
         packing = find_packed(optimized.model, roles, sources)
         refuse_requantized(plans, packing)
+        if options.effort == "best":
+            check_memory(plans)
         report.notes.extend(beyond_declared(checkpoint.config, max_model_len))
         report.notes.extend(_remarks(plans))
         report.warnings.extend(_unread(optimized.model, sources))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,14 +21,34 @@ from inferencex.convert.calibrate.whole_model import WholeModel, as_read
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.passes.editing import is_weight
 from inferencex.convert.passes.weights import expression_of
+from inferencex.convert.quantize import TensorPlan
 from inferencex.convert.quantize.refine import Progress, Refinable, Windows, refine_end_to_end
 from inferencex.convert.quantize.refine.end_to_end import MODEL_SCHEDULE
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.formats.errors import OptionError
 
 _REFINED = "refined"
 
 REFINEMENT = MODEL_SCHEDULE
 """What `--effort best` does with the whole model."""
+
+
+_BYTES_PER_WEIGHT = 20  # positions, moments, the weights as multiplied, and a gradient for each sample of a step
+
+
+def check_memory(plans: Sequence[TensorPlan], available: int | None = None) -> None:
+    """Refuse to refine a model that does not fit the memory there is; raises OptionError before any work.
+
+    `available` is in bytes; by default what the machine has.
+    """
+    weights = sum(math.prod(plan.shape) for plan in plans if plan.scheme is not None and plan.is_stored)
+    needed = weights * _BYTES_PER_WEIGHT
+    present = available if available is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        raise OptionError(
+            f"--effort best learns the whole model at once, which takes about {needed / 2**30:.1f} GiB for its "
+            f"{weights:,} quantized weights, and this machine has {present / 2**30:.1f} GiB; use --effort normal"
+        )
 
 
 @dataclass(frozen=True)

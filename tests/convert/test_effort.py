@@ -11,7 +11,7 @@ import pytest
 from inferencex.convert import calibration_stage, refinement_stage
 from inferencex.convert.calibrate.data import CalibrationOptions
 from inferencex.convert.pipeline import ConvertOptions, Silent, convert
-from inferencex.convert.quantize import parse_scheme
+from inferencex.convert.quantize import WeightInfo, parse_scheme, plan_quantization
 from inferencex.convert.quantize.refine import Rates
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import OptionError
@@ -125,3 +125,10 @@ def test_effort_without_calibration_is_refused(effort: str, checkpoint: Path, tm
 def test_an_unknown_effort_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="fast, normal, best"):
         _options(checkpoint, tmp_path / "bundle", effort="heroic")
+
+
+def test_a_model_too_large_to_be_learned_at_once_is_refused() -> None:
+    plans = plan_quantization([WeightInfo("w", (4096, 4096))], parse_scheme("int4"))
+    refinement_stage.check_memory(plans, 1 << 40)
+    with pytest.raises(OptionError, match=r"takes about 0\.3 GiB for its 16,777,216 quantized weights, .* 0\.1 GiB"):
+        refinement_stage.check_memory(plans, 1 << 27)
