@@ -100,7 +100,12 @@ def test_a_killed_run_continues(
         *("--max-model-len", "64", "--work-dir", str(work)),
     ]
     process = subprocess.Popen(
-        [sys.executable, "-c", _SLOW_RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", _SLOW_RUN, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whatever started the tests may ignore Ctrl-C; the conversion should not inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "saved 0\n"
