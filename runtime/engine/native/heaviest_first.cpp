@@ -40,7 +40,8 @@ void HeaviestFirst::assign(const Softmax &softmax, const std::vector<int64_t> &i
     }
     keys_.resize(count);
     for (size_t i = 0; i < count; ++i) {
-        const auto order = std::bit_cast<uint32_t>(softmax.peak - scores[i]);
+        // Adding zero makes a difference of -0 a 0, whose bits come first.
+        const auto order = std::bit_cast<uint32_t>(softmax.peak - scores[i] + 0.0F);
         keys_[bins_[bin_of_[i]].end++] = uint64_t{order} << 32 | static_cast<uint64_t>(ids[i]);
     }
 }

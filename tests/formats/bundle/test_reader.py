@@ -96,7 +96,7 @@ MANIFEST_EDITS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d["files"]["config.json"].update(sha256="xyz"), "sha256 is"),
     (lambda d: d["files"].update({"config.json": None}), "expected an object with size and sha256"),
     (lambda d: d["quantization"].update(up=3), "quantization of .up.: expected an object"),
-    (lambda d: d["quantization"]["up"].update(bits=5), "bits is 5"),
+    (lambda d: d["quantization"]["up"].update(bits=7), "bits is 7"),
     (lambda d: d["quantization"]["up"].update(bits=8), "quantization of 'up'"),
     (lambda d: d["quantization"]["up"].update(group_size=0), "group_size is 0"),
     (lambda d: d["quantization"]["up"].update(group_size=5), "block size 4, bundle.json says 'up' has groups of 5"),

@@ -101,6 +101,15 @@ def test_ordinary_logits_leave_nothing_undecided(fields: dict[str, Any]) -> None
         assert len(set(answers)) > 1
 
 
+@pytest.mark.parametrize("signs", [(-1, 1), (1, -1), (-1, -1), (1, 1)])
+def test_zeros_of_both_signs_are_equal(signs: tuple[int, int]) -> None:
+    logits = np.array([[0.0 * signs[0], -1.0, -3.0, 0.0 * signs[1], -1.0]], dtype=np.float32)
+    params = SamplingParams(temperature=0.7, top_p=0.999999, seed=2)
+    native, defined = (SequenceSampler(params, 0, (), ()) for _ in range(2))
+    for _ in range(50):
+        assert choose_tokens(logits, [0], [native]) == [defined.choose(logits[0])]
+
+
 def test_close_calls_are_left_to_the_definition() -> None:
     """Half of the mass is the border between two equal tokens, and half of the nucleus, too."""
     logits = np.zeros((1, 4), dtype=np.float32)
