@@ -26,7 +26,8 @@ N sequences decoding together, all their tokens counted, from the step in which 
 prompts have the length stated, and {COLUMNS["decode-1"].tokens} tokens are generated. "ratio" is ours to the best
 peer: above 1 is better than every peer, also where less is better. The limit of a prefill is the measured int8 peak
 over the multiply-adds of the linears; that of a decode step is the longer of reading weights (INT4 in groups of
-{GROUP_SIZE}, head INT8), keys and values (16 bits) once at the measured bandwidth, and the linears' multiply-adds.
+{GROUP_SIZE}, the head INT8, into which InferenceX unpacks the INT6 that it stores), keys and values (16 bits) once at
+the measured bandwidth, and the linears' multiply-adds.
 The first token is that of a prompt of {COLUMNS["first-token"].context} tokens; the memory is the peak of the process
 that measured all else.
 """

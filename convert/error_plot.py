@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from inferencex.formats.svg import opening, round_step
+
 _WIDTH, _HEIGHT = 420, 170  # pixels of a panel, axes and title included
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 26, 34  # of which around the plotting area
 _HEAD = 54  # above all panels
 _COLUMNS = 2
 
-_STYLE = """
-text { font: 11px system-ui, sans-serif; fill: #1f2328 } .title { font-size: 14px; font-weight: 600 }
-.page { fill: #ffffff } .grid { stroke: #d1d9e0; stroke-width: 1 } .axis { stroke: #59636e; stroke-width: 1 }
+_LIGHT = """
 .before { stroke: #818b98; fill: #818b98 } .after { stroke: #0969da; fill: #0969da } polyline { fill: none !important }
 .before, .after { stroke-width: 1.5 } tspan.before, tspan.after { stroke: none }
-@media (prefers-color-scheme: dark) {
-text { fill: #f0f6fc } .page { fill: #0d1117 } .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
-.before { stroke: #9198a1; fill: #9198a1 } .after { stroke: #4493f8; fill: #4493f8 } }
 """
+_DARK = ".before { stroke: #9198a1; fill: #9198a1 } .after { stroke: #4493f8; fill: #4493f8 }"
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,14 @@ def small_multiples(
     """
     values = [v for panel in panels for p in panel.points for v in (p.before, p.after) if v is not None]
     top = max((value for value in values if math.isfinite(value)), default=0.0) or 0.01
-    step = _step(top, 4)
-    top = step * math.ceil(top / step - 1e-9)
+    step = round_step(top, 4)
+    top = step * max(1, math.ceil(top / step - 1e-9))
     last = max((point.x for panel in panels for point in panel.points), default=0)
     rows = -(-len(panels) // _COLUMNS)
     columns = min(len(panels), _COLUMNS)
     width, height = max(columns, 1) * _WIDTH, _HEAD + rows * _HEIGHT
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{_attribute(title)}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="page" width="{width}" height="{height}"/>',
+        *opening(title, width, height, _LIGHT, _DARK),
         f'<text class="title" x="{_LEFT}" y="22">{escape(title)}</text>',
         f'<text x="{_LEFT}" y="40">{escape(y_label)} in % by {escape(x_label)}: '
         f'<tspan class="before">● {escape(before)}</tspan>  '
@@ -83,7 +78,7 @@ def _axes(title: str, top: float, step: float, last: int, x_label: str, y_label:
         lines.append(f'<line class="{"grid" if index else "axis"}" x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
         label = f"{100 * index * step:.6g}"
         lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    for index in range(0, last + 1, max(1, round(_step(last, 8)))):
+    for index in range(0, last + 1, max(1, round(round_step(last, 8)))):
         lines.append(f'<text x="{_x(index, last)}" y="{bottom + 14}" text-anchor="middle">{index}</text>')
     middle_x, middle_y = (_LEFT + right) / 2, (_TOP + bottom) / 2
     lines.append(f'<text x="{middle_x}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
@@ -114,15 +109,3 @@ def _x(value: int, last: int) -> float:
 
 def _y(value: float, top: float) -> float:
     return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / top, 1)
-
-
-def _step(span: float, most: int) -> float:
-    """Return 1, 2 or 5 times a power of ten that divides `span` into at most `most` steps."""
-    if span <= 0:
-        return 1.0
-    scale = 10.0 ** math.floor(math.log10(span / most))
-    return next(factor * scale for factor in (1, 2, 5, 10) if span / (factor * scale) <= most + 1e-9)
-
-
-def _attribute(text: str) -> str:
-    return escape(text, {'"': "&quot;"})

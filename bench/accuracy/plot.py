@@ -8,19 +8,14 @@ from xml.sax.saxutils import escape
 
 from bench.accuracy.results import Finding
 from bench.accuracy.tools import OURS
+from inferencex.formats.svg import opening
 
 _WIDTH, _HEIGHT = 840, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 250, 48, 44  # around the plotting area; the right margin holds the key
 _LINE = 17  # pixels between lines of the key
 
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-size: 14px; font-weight: 600 }
-.page { fill: #ffffff } .grid { stroke: #d1d9e0; stroke-width: 1 } .axis { stroke: #59636e; stroke-width: 1 }
-.ours { fill: #0969da } .peer { fill: none; stroke: #59636e; stroke-width: 1.6 } .mark { font-size: 10px }
-@media (prefers-color-scheme: dark) {
-text { fill: #f0f6fc } .page { fill: #0d1117 } .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
-.ours { fill: #4493f8 } .peer { stroke: #9198a1 } }
-"""
+_LIGHT = ".ours { fill: #0969da } .peer { fill: none; stroke: #59636e; stroke-width: 1.6 } .mark { font-size: 10px }"
+_DARK = ".ours { fill: #4493f8 } .peer { stroke: #9198a1 }"
 
 
 def scatter(title: str, findings: Sequence[Finding]) -> str:
@@ -34,10 +29,7 @@ def scatter(title: str, findings: Sequence[Finding]) -> str:
     first, last = _span([found.bits for found in drawn])
     height = max(_HEIGHT, _TOP + _LINE * len(drawn) + 20)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
+        *opening(title, _WIDTH, height, _LIGHT, _DARK, font_size=12),
         f'<text class="title" x="{_LEFT}" y="24">{escape(title)}</text>',
     ]
 

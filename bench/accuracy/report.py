@@ -9,7 +9,7 @@ from rich.table import Table
 from bench.accuracy.results import BITS_TOLERANCE, Finding, Run, best_peer
 from bench.accuracy.tools import NAMES, OURS, find_tool
 
-TITLES = ("tool", "method and format", "bits", "perplexity", "mean KL", "p99 KL", "same top-1", "s", "MB")
+TITLES = ("tool", "method and format", "bits", "perplexity", "mean KL", "p99 KL", "same top-1", "s", "CPU s", "MB")
 _ABSENT = "–"
 
 INTRODUCTION = """\
@@ -25,8 +25,9 @@ percentile over all tokens; "same top-1" is the share of tokens after which both
 perplexity is of each window on its own. Where activations are quantized, they are before every linear of the decoder.
 Bits are those that a linear's weight takes in what the tool wrote, scales and zero points included. Seconds are those
 of the conversion, from the start of its process to its end, reading the checkpoint and writing the result included;
-MB is the peak resident memory of that process. What peers write as checkpoints or GGUF files is read back by
-`convert/source` and run by transformers; NNCF's graph is run by OpenVINO, and our bundles by our CPU backend.
+CPU s is the processor time that all its threads took; MB is the peak resident memory of that process. What peers write
+as checkpoints or GGUF files is read back by `convert/source` and run by transformers; NNCF's graph is run by OpenVINO,
+and our bundles by our CPU backend.
 """
 
 
@@ -41,6 +42,7 @@ def cells(found: Finding) -> list[str]:
         figure(found.p99_kl),
         f"{found.same_top1:.1%}",
         f"{found.seconds:.0f}",
+        f"{found.cpu_seconds:.0f}",
         f"{found.peak_memory / 1e6:,.0f}",
     ]
 

@@ -25,6 +25,7 @@ class Finding:
     mean_kl, p99_kl:   KL(source || quantized) in nats per token
     same_top1:         share of positions at which both find the same token most likely
     seconds:           of the conversion, from the start of its process to its end
+    cpu_seconds:       of the conversion, over all its threads and processes: less at the mercy of what else runs
     peak_memory:       of that process, in bytes
     """
 
@@ -40,6 +41,7 @@ class Finding:
     p99_kl: float
     same_top1: float
     seconds: float
+    cpu_seconds: float
     peak_memory: int
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import shutil
 import subprocess
@@ -41,6 +42,7 @@ class Conversion:
     version: str
     bits: float
     seconds: float
+    cpu_seconds: float
     peak_memory: int
 
 
@@ -81,6 +83,7 @@ class Harness:
             p99_kl=figures.p99_kl,
             same_top1=figures.same_top1,
             seconds=conversion.seconds,
+            cpu_seconds=conversion.cpu_seconds,
             peak_memory=conversion.peak_memory,
         )
 
@@ -91,11 +94,11 @@ class Harness:
         record.unlink(missing_ok=True)
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), _cpu_seconds()
         peak = self._ask("convert", tool, name, self.task.dump(), kept)["peak"]
-        seconds = time.monotonic() - began
+        seconds, cpu_seconds = time.monotonic() - began, _cpu_seconds() - cpu_began
         bits = self._ask("bits", tool, name, self.task.dump(), kept)["bits"]
-        done = Conversion(version, bits, seconds, peak)
+        done = Conversion(version, bits, seconds, cpu_seconds, peak)
         record.write_text(json.dumps(asdict(done)), encoding="utf-8")
         return done
 
@@ -154,6 +157,12 @@ class Harness:
         command = [interpreter, "-m", "bench.accuracy.worker", task, tool, answer, *arguments]
         with log.open("wb") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=self.folder), log
+
+
+def _cpu_seconds() -> float:
+    """Processor time of all child processes that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _open_when_written(pipe: Path, process: subprocess.Popen[bytes]) -> BinaryIO:

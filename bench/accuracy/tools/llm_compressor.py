@@ -9,6 +9,7 @@ from typing import Any
 from bench.accuracy.tools.base import GROUP_SIZE, Logits, Row, Task
 
 _SMOOTHING_STRENGTH = 0.8
+_FEW_SAMPLES = 16  # AWQ's time grows with the samples: all of them take most of an hour on two cores
 
 
 class LlmCompressor:
@@ -19,6 +20,7 @@ class LlmCompressor:
     rows = (
         Row("gptq", f"GPTQ W4A16 g{GROUP_SIZE} symmetric", "gptq"),
         Row("awq", f"AWQ W4A16 g{GROUP_SIZE} asymmetric", "awq"),
+        Row("awq-16", f"AWQ W4A16 g{GROUP_SIZE} asymmetric, {_FEW_SAMPLES} samples only", "awq-16"),
         Row("w8a8-weights", "SmoothQuant + GPTQ W8A8, weights only", "w8a8"),
         Row("w8a8", "SmoothQuant + GPTQ W8A8, activations int8 per token", "w8a8", "int8"),
         Row("fp8-weights", "FP8 e4m3 per channel, weights only", "fp8", floats=True),
@@ -46,10 +48,11 @@ class LlmCompressor:
         model = load(task.checkpoint, dtype="auto")
         calibration: dict[str, Any] = {}
         if conversion != "fp8":
+            samples = min(task.samples, _FEW_SAMPLES) if conversion.endswith(f"-{_FEW_SAMPLES}") else task.samples
             calibration = {
                 "dataset": _dataset(task),
                 "max_seq_length": task.length,
-                "num_calibration_samples": task.samples,
+                "num_calibration_samples": samples,
                 "shuffle_calibration_samples": False,
             }
         oneshot(model=model, tokenizer=str(task.checkpoint), recipe=_recipe(conversion), **calibration)
@@ -89,7 +92,7 @@ def _recipe(conversion: str) -> list[Any]:
 
     if conversion == "gptq":
         return [GPTQModifier(**grouped("W4A16"))]
-    if conversion == "awq":
+    if conversion.startswith("awq"):
         return [AWQModifier(), QuantizationModifier(**grouped("W4A16_ASYM"))]
     if conversion == "w8a8":
         return [SmoothQuantModifier(smoothing_strength=_SMOOTHING_STRENGTH), GPTQModifier(**preset("W8A8"))]

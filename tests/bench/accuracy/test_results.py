@@ -12,7 +12,9 @@ KNOWN = {OURS: ["int4", "fp8"], "autoround": ["iterations-0", "iterations-50"], 
 
 
 def finding(tool: str = "nncf", row: str = "awq", **changes: object) -> Finding:
-    base = Finding(tool, row, f"{row} scheme", "float32", False, "1.0", 4.3, 33.0, 0.2, 1.1, 0.77, 250.0, 2_000_000_000)
+    base = Finding(
+        tool, row, f"{row} scheme", "float32", False, "1.0", 4.3, 33.0, 0.2, 1.1, 0.77, 250.0, 480.0, 2_000_000_000
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
