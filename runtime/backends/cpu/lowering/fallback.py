@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferencex.formats.dialect.names import OPSET
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Node
 from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
 
 Array = NDArray[Any]
-_ERRORS = (
+_FAILURES = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -33,40 +32,21 @@ _MOST_ELEMENTS = 1 << 28
 
 def evaluate(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """Execute one node on arrays. Raises BackendError naming it when ONNX's reference cannot, or for absurd sizes."""
-    import onnx  # here, for most graphs need no fallback, and onnx.reference takes longer to import than to lower one
-    from onnx.reference import ReferenceEvaluator
+    # Here, for most graphs need no fallback, and onnx.reference takes longer to import than to lower one.
+    from inferencex.runtime.backends.onnx_node import evaluate_node
 
     _check_growth(node, inputs)
-    names = [f"i{i}" if array is not None else "" for i, array in enumerate(inputs)]
-    outputs = [f"o{i}" for i in range(len(node.outputs))]
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    del proto.input[:], proto.output[:]
-    proto.input.extend(names)
-    proto.output.extend(outputs)
-    feeds = {name: np.asarray(array) for name, array in zip(names, inputs, strict=True) if array is not None}
-    graph = onnx.helper.make_graph(
-        [proto],
-        "node",
-        [
-            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in feeds.items()
-        ],
-        [onnx.helper.make_empty_tensor_value_info(n) for n in outputs],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     try:
-        results = ReferenceEvaluator(model).run(None, feeds)
-    except _ERRORS as error:
+        return evaluate_node(node.proto, inputs)
+    except _FAILURES as error:
         raise BackendError(f"{label_of(node)} cannot be executed: {error or type(error).__name__}") from error
-    return tuple(np.asarray(result) for result in results)
 
 
 def _check_growth(node: Node, inputs: Sequence[Array | None]) -> None:
     """Refuse to make something huge out of next to nothing."""
     try:
         size = _result_size(node.op_type, [array for array in inputs if array is not None])
-    except _ERRORS:
+    except _FAILURES:
         return  # operands that do not go together: the execution says so
     if size > max(_MOST_ELEMENTS, 4 * sum(array.size for array in inputs if array is not None)):
         raise BackendError(f"{label_of(node)} would make {size} elements; the limit is {_MOST_ELEMENTS}")

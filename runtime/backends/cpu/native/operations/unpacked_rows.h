@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,22 @@ inline void put_nibble(std::vector<std::uint8_t> &to, std::int64_t i, int value)
     to[i / 2] = static_cast<std::uint8_t>(to[i / 2] | (value & 15) << (i % 2 * 4));
 }
 
+// Integers 8k to 8k + 7 of a stream, one to a byte, from the 8 bytes that begin with theirs: halves of what is left
+// move apart three times, until each integer has a byte.
+inline std::uint64_t spread_eight(std::uint64_t word, std::int64_t bits, bool is_signed) {
+    const auto ones = [](std::int64_t width) { return (std::uint64_t{1} << width) - 1; };
+    const std::uint64_t bytes = 0x0101010101010101U;
+    std::uint64_t low = ones(4 * bits);
+    word = (word & low) | (word & low << 4 * bits) << (32 - 4 * bits);
+    low = ones(2 * bits) * 0x0000000100000001U;
+    word = (word & low) | (word & low << 2 * bits) << (16 - 2 * bits);
+    low = ones(bits) * 0x0001000100010001U;
+    word = (word & low) | (word & low << bits) << (8 - bits);
+    if (!is_signed) return word;
+    const std::uint64_t sign = bytes << (bits - 1), top = bytes << 7;
+    return (((word ^ sign) | top) - sign) ^ top;
+}
+
 // Rows `rows[0..count)` of [all rows, columns] integers of a stream, as rows 0..count of 4-bit ones if they have less
 // bits, else of INT8. All keep their value.
 inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std::int64_t bits,
@@ -46,12 +63,22 @@ inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std
     const bool nibbles = bits < 4;
     to.assign(nibbles ? (count * columns + 1) / 2 : count * columns, 0);
     const std::int64_t bytes = stream_bytes(elements, bits);
-    for (std::int64_t r = 0; r < count; ++r)
-        for (std::int64_t c = 0; c < columns; ++c) {
-            const int value = stream_at(stream, rows[r] * columns + c, bits, is_signed, bytes);
+    for (std::int64_t r = 0; r < count; ++r) {
+        const std::int64_t first = rows[r] * columns;
+        std::int64_t c = 0;
+        if (!nibbles && first % 8 == 0)  // bytes of eight integers at a time, while a whole word can be read
+            for (std::int64_t at = first / 8 * bits; c + 8 <= columns && at + 8 <= bytes; c += 8, at += bits) {
+                std::uint64_t word;
+                std::memcpy(&word, stream + at, sizeof word);
+                word = spread_eight(word, bits, is_signed);
+                std::memcpy(to.data() + r * columns + c, &word, sizeof word);
+            }
+        for (; c < columns; ++c) {
+            const int value = stream_at(stream, first + c, bits, is_signed, bytes);
             if (nibbles) put_nibble(to, r * columns + c, value);
             else to[r * columns + c] = static_cast<std::uint8_t>(value);
         }
+    }
 }
 
 // The same for FLOAT4E2M1, as bytes.
