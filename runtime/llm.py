@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
 
 from inferencex.formats.errors import BackendError, BundleError, OptionError, RequestError
 from inferencex.runtime.aside import Once
@@ -16,9 +16,11 @@ from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledEx
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request
+from inferencex.runtime.engine.shared import SharedEngine
 from inferencex.runtime.engine.stats import EngineStats
-from inferencex.runtime.outputs import CompletionDelta, RequestOutput
+from inferencex.runtime.outputs import CompletionDelta, EmbeddingOutput, Pooling, RequestOutput
 from inferencex.runtime.params import SamplingParams
+from inferencex.runtime.structured import Grammar, GrammarCompiler
 from inferencex.runtime.text.chat import ChatTemplate
 from inferencex.runtime.text.eos import configured_eos_token_ids
 from inferencex.runtime.text.side_files import read_json_object
@@ -54,6 +56,10 @@ class LLM:
     Raises BundleError, BackendError or OptionError when the bundle cannot be served this way. Calls may come
     from several threads: they take turns step by step, and their requests share the batch. A fork of the process
     cannot use the model (BackendError); it can load the bundle itself.
+
+    `close` gives the memory back, and so does the end of a `with` statement.
+
+    grammars: compiles what `grammar` says for this model, and remembers it
     """
 
     def __init__(
@@ -140,10 +146,27 @@ class LLM:
             default_params=self.default_params,
             max_model_len=max_model_len,
         )
+        self.shared = SharedEngine(self.engine)
+        self.grammars = GrammarCompiler(
+            self.tokenizer, executable.facts.vocab_size, self.tokenizer.eos_token_ids if self.tokenizer else ()
+        )
+        self._is_closed = False
         self._process = os.getpid()
-        self._lock = threading.Lock()
         self._ids = itertools.count()
-        self._inboxes: dict[str, list[CompletionDelta]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the weights, the KV cache and the threads. What runs is aborted; later calls raise BackendError."""
+        if not self._is_closed and os.getpid() == self._process:
+            self._is_closed = True
+            self.shared.close()
 
     @property
     def stats(self) -> EngineStats:
@@ -177,19 +200,50 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        grammar: Grammar | Sequence[Grammar | None] | None = None,
         priority: int | Sequence[int] = 0,
         on_finished: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt, all of them together, and return the results in order.
 
         A prompt is a text or a list of token ids; without a tokenizer only token ids are taken, and the texts of the
-        outputs are empty. `params` and `priority` are for all prompts, or one each.
-        `on_finished(position, output)` is called as each prompt is done. Raises RequestError before anything
-        runs when one of the prompts cannot be served, and whatever error ends a request later; in that case
+        outputs are empty. `params`, `grammar` (what the outputs have to look like) and `priority` are for all prompts,
+        or one each. `on_finished(position, output)` is called as each prompt is done. Raises RequestError before
+        anything runs when one of the prompts cannot be served, and whatever error ends a request later; in that case
         the other requests of this call are aborted.
         """
-        requests = self._prepare(_as_prompts(prompts), params, priority, add_special_tokens=True)
+        requests = self._prepare(_as_prompts(prompts), params, priority, grammar, add_special_tokens=True)
         return self._collect(requests, on_finished)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        priority: int | Sequence[int] = 0,
+        add_special_tokens: bool = True,
+        on_finished: Callable[[int, RequestOutput], None] | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Return a vector for every prompt, in order: its last token's hidden state, or the mean over all of them.
+
+        Hidden states are what the model's last linear layer reads. `normalize` gives the vectors length 1. Raises
+        RequestError for models whose backend does not tell them, and otherwise what `generate` does.
+        """
+        self._check_usable()
+        texts = _as_prompts(prompts)
+        requests = [
+            self.engine.prepare_embedding(
+                str(next(self._ids)),
+                self._token_ids(prompt, add_special_tokens),
+                pooling,
+                normalize,
+                prompt=prompt if isinstance(prompt, str) else None,
+                priority=prompt_priority,
+            )
+            for prompt, prompt_priority in zip(texts, _one_each("priority", priority, len(texts)), strict=True)
+        ]
+        return cast("list[EmbeddingOutput]", self._collect(requests, on_finished))
 
     def chat(
         self,
@@ -197,6 +251,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        grammar: Grammar | Sequence[Grammar | None] | None = None,
         priority: int | Sequence[int] = 0,
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
@@ -207,16 +262,21 @@ class LLM:
             self._render(conversation, tools, add_generation_prompt, template_variables)
             for conversation in _as_conversations(messages)
         ]
-        return self._collect(self._prepare(prompts, params, priority, add_special_tokens=False), on_finished)
+        return self._collect(self._prepare(prompts, params, priority, grammar, add_special_tokens=False), on_finished)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        priority: int = 0,
     ) -> Generator[CompletionDelta, None, None]:
         """Continue one prompt and yield what each step adds; the last delta carries the whole `output`.
 
         Errors in the request are raised at once. Closing the iterator, or dropping it, aborts the request.
         """
-        return self._deltas(self._prepare([prompt], params, priority, add_special_tokens=True)[0])
+        return self._deltas(self._prepare([prompt], params, priority, grammar, add_special_tokens=True)[0])
 
     def stream_chat(
         self,
@@ -224,13 +284,14 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        grammar: Grammar | None = None,
         priority: int = 0,
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> Generator[CompletionDelta, None, None]:
         """Answer one conversation and yield what each step adds, as `stream` does."""
         prompt = self._render(messages, tools, add_generation_prompt, template_variables)
-        return self._deltas(self._prepare([prompt], params, priority, add_special_tokens=False)[0])
+        return self._deltas(self._prepare([prompt], params, priority, grammar, add_special_tokens=False)[0])
 
     def _render(
         self,
@@ -249,18 +310,29 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int],
+        grammar: Grammar | Sequence[Grammar | None] | None,
         add_special_tokens: bool,
     ) -> list[Request]:
-        each_params = _one_each("params", params, len(prompts))
-        priorities = _one_each("priority", priority, len(prompts))
+        self._check_usable()
+        count = len(prompts)
+        each_params, priorities = _one_each("params", params, count), _one_each("priority", priority, count)
+        grammars = _one_each("grammar", grammar, count)
         requests = []
-        for prompt, prompt_params, prompt_priority in zip(prompts, each_params, priorities, strict=True):
-            text = prompt if isinstance(prompt, str) else None
-            ids = self.require_tokenizer().encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        for prompt, of_prompt, urgency, wanted in zip(prompts, each_params, priorities, grammars, strict=True):
             requests.append(
-                self.engine.prepare(str(next(self._ids)), ids, prompt_params, prompt=text, priority=prompt_priority)
+                self.engine.prepare(
+                    str(next(self._ids)),
+                    self._token_ids(prompt, add_special_tokens),
+                    of_prompt,
+                    prompt=prompt if isinstance(prompt, str) else None,
+                    priority=urgency,
+                    constraint=None if wanted is None else self.grammars.compile(wanted),
+                )
             )
         return requests
+
+    def _token_ids(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
+        return self.require_tokenizer().encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
 
     def _collect(
         self, requests: list[Request], on_finished: Callable[[int, RequestOutput], None] | None
@@ -297,42 +369,31 @@ class LLM:
         finally:
             self._forget([request])
 
-    def _check_process(self) -> None:
-        """Raise BackendError in a fork: the lock may have been taken from a thread that the fork does not have."""
+    def _check_usable(self) -> None:
+        """Raise BackendError when closed, and in a fork: a thread that the fork does not have may hold the lock."""
+        if self._is_closed:
+            raise BackendError(f"the model of {self._folder} was closed; load the bundle again")
         if os.getpid() != self._process:
             raise BackendError("a loaded model does not survive a fork; load the bundle in the process that runs it")
 
     def _submit(self, requests: list[Request], inbox: list[CompletionDelta]) -> None:
-        self._check_process()
-        with self._lock:
-            for request in requests:
-                self._inboxes[request.id] = inbox
-                self.engine.submit(request)
+        self._check_usable()
+        self.shared.submit(requests, inbox)
 
     def _next(self, inbox: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take what is in an inbox, running steps until there is something."""
-        self._check_process()
-        while True:
-            with self._lock:
-                if inbox:
-                    taken = inbox.copy()
-                    inbox.clear()
-                    return taken
-                if not self.engine.has_unfinished:
-                    raise RequestError("the request was aborted from outside while its result was awaited")
-                for delta in self.engine.step():
-                    taker = self._inboxes.get(delta.request_id)
-                    if taker is not None:
-                        taker.append(delta)
+        self._check_usable()
+        while not inbox:
+            if not self.shared.step_unless(inbox) and not inbox:
+                raise RequestError("the request was aborted from outside while its result was awaited")
+        taken = inbox.copy()
+        del inbox[: len(taken)]  # others may add to it meanwhile
+        return taken
 
     def _forget(self, requests: list[Request]) -> None:
         """Abort what has not finished, and take no more deltas of these requests; in a fork, do nothing."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            for request in requests:
-                self.engine.abort(request.id)
-                self._inboxes.pop(request.id, None)
+        if os.getpid() == self._process:
+            self.shared.forget(request.id for request in requests)
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from inferencex.formats.errors import InferenceXError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
+POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class CompletionOutput:
     text_offsets:   for each token, the index in `text` where its characters start; `text[a:b]` between one
                     offset and the next is what the token added (tokens inside a code point add nothing)
     logprobs:       for each token, or None when not asked for
-    finish_reason:  "stop" (end of sequence or a stop), "length", "abort" or "error"
+    finish_reason:  "stop" (end of sequence, a stop, or a constraint after which nothing can follow), "length",
+                    "abort" or "error"
     stop_reason:    the stop string or stop token id that ended it; None for end of sequence
     """
 
@@ -107,3 +114,19 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     error: InferenceXError | None = None
+
+
+def _no_embedding() -> NDArray[np.float32]:
+    import numpy as np  # here, for the command line describes outputs before it knows that it will make any
+
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput(RequestOutput):
+    """A finished request for an embedding; `outputs` is empty.
+
+    embedding: float32 [hidden]; without elements when the request was aborted or has failed
+    """
+
+    embedding: NDArray[np.float32] = field(default_factory=_no_embedding, compare=False)

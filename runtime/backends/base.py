@@ -138,6 +138,21 @@ class Executable(Protocol):
 
 
 @runtime_checkable
+class HiddenStatesExecutable(Executable, Protocol):
+    """An executable that can also say what its last linear layer, the head, reads: for embeddings."""
+
+    hidden_size: int
+
+    def hidden_states(self, batch: StepBatch) -> Float32Array:
+        """Run one step up to the head and return what it would read, float32 `[R, hidden_size]`, after the final norm.
+
+        There is a row per entry of `logit_rows`; all that `step` promises, and what it leaves in the state of the
+        layers, holds here too.
+        """
+        ...
+
+
+@runtime_checkable
 class ProfiledExecutable(Protocol):
     """An executable that can say where its time goes."""
 
@@ -147,6 +162,31 @@ class ProfiledExecutable(Protocol):
 
     def profile_lines(self) -> Iterator[str]:
         """Yield a table of what was measured."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes that a compiled bundle takes.
+
+    weights:          as they are kept for the kernels
+    state:            the pool of layer state
+    step:             values of the largest step
+    state_of_longest: the part of the pool that one sequence of `max_model_len` uses
+    """
+
+    weights: int
+    state: int
+    step: int
+    state_of_longest: int
+
+
+@runtime_checkable
+class MemoryPlanner(Protocol):
+    """A backend that can say what a bundle will take before it takes it."""
+
+    def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
+        """Return what `compile` with these options would take; raises what it would raise for the bundle."""
         ...
 
 

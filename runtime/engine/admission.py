@@ -47,6 +47,12 @@ def check_prompt(name: str, token_ids: Sequence[int], limits: Limits) -> tuple[i
     return tuple(map(int, token_ids))
 
 
+def check_priority(name: str, priority: int) -> None:
+    """Raise RequestError for a priority that is no integer."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"{name}: priority is {priority!r:.60}; expected an integer (lower ones go first)")
+
+
 def resolve_max_tokens(
     name: str, num_prompt_tokens: int, asked: int | None, default: int | None, limits: Limits
 ) -> int:
@@ -71,6 +77,19 @@ def resolve_max_tokens(
     if asked is not None:
         return asked
     return min(room, slots) if default is None else min(room, slots, default)
+
+
+def check_fits(name: str, num_prompt_tokens: int, limits: Limits) -> None:
+    """Raise RequestError, with the numbers, for a prompt that is only read and can never fit."""
+    if num_prompt_tokens > limits.max_model_len:
+        raise RequestError(
+            f"{name}: {num_prompt_tokens} tokens are more than the context of {limits.max_model_len}; shorten the text"
+        )
+    if num_prompt_tokens > limits.num_slots:
+        raise RequestError(
+            f"{name}: {num_prompt_tokens} tokens are more than the {limits.num_slots} that the whole KV cache holds "
+            f"({limits.num_blocks} blocks of {limits.block_size}); shorten the text or give more kv_cache_memory"
+        )
 
 
 def check_token_ids(name: str, params: SamplingParams, limits: Limits) -> None:

@@ -9,22 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from inferencex.formats.errors import BackendError, InferenceXError, RequestError
-from inferencex.runtime.backends.base import Executable, Float32Array
+from inferencex.runtime.backends.base import Executable, Float32Array, HiddenStatesExecutable, StepBatch
 from inferencex.runtime.engine import admission
 from inferencex.runtime.engine.block_pool import BlockPool
+from inferencex.runtime.engine.closed import ClosedExecutable
+from inferencex.runtime.engine.constraint import ConstraintFactory, SequenceConstraint, TokenMasks, fill_masks
 from inferencex.runtime.engine.native import _sampler
-from inferencex.runtime.engine.results import completion, not_finite, record_prompt_logprobs, token_logprobs
-from inferencex.runtime.engine.sampler import SequenceSampler, choose_tokens
+from inferencex.runtime.engine.preparation import Preparation
+from inferencex.runtime.engine.results import finished_request, not_finite, record_prompt_logprobs, token_logprobs
+from inferencex.runtime.engine.sampler import NOTHING_ALLOWED, choose_tokens
 from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request, Status
 from inferencex.runtime.engine.sequence import Sequence as EngineSequence
 from inferencex.runtime.engine.stats import EngineStats
-from inferencex.runtime.engine.step_batch import StepLayout, lay_out
-from inferencex.runtime.engine.text_stream import TextStream
+from inferencex.runtime.engine.step_batch import StepLayout, lay_out, lay_out_pooled
 from inferencex.runtime.outputs import (
     CompletionDelta,
     FinishReason,
-    RequestMetrics,
+    Pooling,
     RequestOutput,
     TokenLogprobs,
 )
@@ -54,7 +56,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         facts = executable.facts
-        self.executable = executable
+        self.executable: Executable = executable
         self.options = SchedulerOptions() if options is None else options
         self.limits = admission.Limits(
             vocab_size=facts.vocab_size,
@@ -66,12 +68,22 @@ class Engine:
         self.scheduler = Scheduler(
             BlockPool(executable.num_blocks, executable.block_size), self.options, facts.vocab_size
         )
+        self._preparation = Preparation(
+            executable=executable,
+            limits=self.limits,
+            tokenizer=tokenizer,
+            eos_token_ids=frozenset(i for i in eos_token_ids if i < facts.vocab_size),
+            default_params=self.default_params,
+            shares_prefixes=self.options.enable_prefix_caching,
+            clock=clock,
+        )
         self._tokenizer = tokenizer
-        self._eos_token_ids = frozenset(i for i in eos_token_ids if i < facts.vocab_size)
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._undelivered: list[CompletionDelta] = []
         self._num_arrivals = 0
+        self._num_constrained = 0  # of the requests being served, so that others pay nothing for those that are not
+        self._num_embedded = 0
         self._stats = EngineStats(num_kv_blocks=executable.num_blocks)
 
     @property
@@ -97,19 +109,38 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        constraint: ConstraintFactory | None = None,
     ) -> None:
         """Queue a request. Raises RequestError, and queues nothing, for one that could never be served.
 
         `priority` counts under the "priority" policy; lower values go first.
         """
-        self.submit(self.prepare(request_id, prompt_token_ids, params, prompt=prompt, priority=priority))
+        self.submit(
+            self.prepare(request_id, prompt_token_ids, params, prompt=prompt, priority=priority, constraint=constraint)
+        )
+
+    def add_embedding(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request for a prompt's embedding. Raises what `prepare_embedding` does, and queues nothing then."""
+        self.submit(self.prepare_embedding(request_id, token_ids, pooling, normalize, prompt=prompt, priority=priority))
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request; RequestError when one with its id is being served."""
+        self._check_open()
         if request.id in self._requests:
             raise RequestError(f"request {request.id}: a request with this id is being served; choose another id")
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
+        self._num_constrained += request.is_constrained
+        self._num_embedded += request.pool is not None
         self._requests[request.id] = request
         self.scheduler.add(request.sequences[0])
 
@@ -121,54 +152,31 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        constraint: ConstraintFactory | None = None,
     ) -> Request:
-        """Return a request for `submit`, checked and resolved; RequestError for one that could never be served."""
-        name = f"request {request_id}"
-        asked = SamplingParams() if params is None else params
-        if not isinstance(asked, SamplingParams):
-            raise RequestError(f"{name}: the parameters are {asked!r:.60}; expected SamplingParams")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"{name}: priority is {priority!r:.60}; expected an integer (lower ones go first)")
-        resolved = asked.with_defaults(self.default_params)
-        if resolved.stop and self._tokenizer is None:
-            raise RequestError(
-                f"{name}: stop strings need a tokenizer, and the bundle has no tokenizer; use stop_token_ids"
-            )
-        tokens = admission.check_prompt(name, prompt_token_ids, self.limits)
-        admission.check_token_ids(name, resolved, self.limits)
-        stop_ids = frozenset(resolved.stop_token_ids)
-        request = Request(
-            id=request_id,
-            prompt=prompt,
-            prompt_token_ids=tokens,
-            params=resolved,
-            max_tokens=admission.resolve_max_tokens(
-                name, len(tokens), asked.max_tokens, resolved.max_tokens, self.limits
-            ),
-            stop_token_ids=stop_ids if resolved.ignore_eos else stop_ids | self._eos_token_ids,
-            priority=priority,
-            cache_root=admission.cache_root(
-                request_id,
-                len(tokens),
-                resolved.n,
-                self.options.enable_prefix_caching,
-                self.executable.facts.length_independent_up_to,
-            ),
-            metrics=RequestMetrics(arrival_time=self._clock()),
-            prompt_logprobs=None if resolved.prompt_logprobs is None else [None] * len(tokens),
-        )
-        for index in range(resolved.n):
-            request.sequences.append(
-                EngineSequence(
-                    request=request,
-                    index=index,
-                    sampler=SequenceSampler(resolved, index, tokens, request.stop_token_ids),
-                    text_stream=None if self._tokenizer is None else TextStream(self._tokenizer, resolved, tokens),
-                    token_ids=list(tokens),
-                    status=Status.HELD,
-                )
-            )
-        return request
+        """Return a request for `submit`, checked and resolved; RequestError for one that could never be served.
+
+        `constraint` makes, for each continuation, what tells the tokens it may consist of.
+        """
+        self._check_open()
+        return self._preparation.generation(request_id, prompt_token_ids, params, prompt, priority, constraint)
+
+    def prepare_embedding(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Return a request for `submit` whose output is an EmbeddingOutput; its last delta carries it.
+
+        Raises RequestError for one that could never be served, and where the backend gives no hidden states.
+        """
+        self._check_open()
+        return self._preparation.embedding(request_id, token_ids, pooling, normalize, prompt, priority)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and return what it has so far; None when it is unknown or has finished."""
@@ -193,28 +201,71 @@ class Engine:
             if self._requests and not deltas:
                 raise RuntimeError(f"{len(self._requests)} requests are unfinished and none can be scheduled")
             return deltas
-        started = self._clock()
-        try:
-            layout = lay_out(chunks, self.limits.block_size)
-            logits = self._run(layout)
-            self._commit(chunks, layout, logits, started, deltas)
-        except BaseException as error:  # also an interrupt must leave the pool whole; it is raised again
-            self._undelivered = deltas + self._fail_all(chunks, error)
-            raise
+        for part, run in self._parts(chunks):
+            try:
+                run(part, deltas)
+            except BaseException as error:  # also an interrupt must leave the pool whole; it is raised again
+                self._undelivered = deltas + self._fail_all(part, error)
+                raise
         return deltas
+
+    def close(self) -> None:
+        """Let go of the model, which frees its memory; what is queued is aborted, and nothing is served any more."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self._undelivered = []
+        self.executable = ClosedExecutable(self.executable)
+        self._preparation = replace(self._preparation, executable=self.executable)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless queues, pool and cache agree with each other."""
         self.scheduler.check_integrity()
 
-    def _run(self, layout: StepLayout) -> Float32Array:
+    def _check_open(self) -> None:
+        if isinstance(self.executable, ClosedExecutable):
+            raise self.executable.error()
+
+    def _parts(
+        self, chunks: list[ScheduledChunk]
+    ) -> list[tuple[list[ScheduledChunk], Callable[[list[ScheduledChunk], list[CompletionDelta]], None]]]:
+        """Split a step's work by the calls of the backend that it takes."""
+        if not self._num_embedded:
+            return [(chunks, self._generate)]
+        generated = [chunk for chunk in chunks if chunk.sequence.request.pool is None]
+        embedded = [chunk for chunk in chunks if chunk.sequence.request.pool is not None]
+        return [(part, run) for part, run in ((generated, self._generate), (embedded, self._embed)) if part]
+
+    def _generate(self, chunks: list[ScheduledChunk], deltas: list[CompletionDelta]) -> None:
+        started = self._clock()
+        layout = lay_out(chunks, self.limits.block_size)
         logits = self.executable.step(layout.batch)
-        expected = (layout.batch.logit_rows.shape[0], self.limits.vocab_size)
-        if logits.shape != expected or logits.dtype != np.float32:
-            raise BackendError(
-                f"the backend returned logits {logits.dtype} {list(logits.shape)}; expected float32 {list(expected)}"
-            )
-        return logits
+        _check_rows("logits", logits, layout.batch, self.limits.vocab_size)
+        self._commit(chunks, layout, logits, started, deltas)
+
+    def _embed(self, chunks: list[ScheduledChunk], deltas: list[CompletionDelta]) -> None:
+        started, executable = self._clock(), self.executable
+        assert isinstance(executable, HiddenStatesExecutable), "or the requests would have been refused"
+        batch, pooled = lay_out_pooled(chunks, self.limits.block_size)
+        hidden_states = executable.hidden_states(batch)
+        _check_rows("hidden states", hidden_states, batch, executable.hidden_size)
+        self._stats.kv_blocks_peak = max(self._stats.kv_blocks_peak, self.scheduler.pool.num_used)
+        for chunk in chunks:
+            metrics = chunk.sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = started
+            self.scheduler.advance(chunk)
+        for rows in pooled:
+            sequence, pool = rows.sequence, rows.sequence.request.pool
+            assert pool is not None, "or the request would generate"
+            values = hidden_states[rows.first_row : rows.first_row + rows.count]
+            if not np.isfinite(values).all():
+                deltas += self._fail(sequence.request, not_finite(sequence, "hidden states"))
+                continue
+            pool.add(values)
+            if rows.is_last:
+                self._end(sequence, "stop")
+                deltas.append(self._delta(sequence, "", (), None))
+        self._stats.add_step(len(batch.token_ids), 0, self._clock() - started)
 
     def _commit(
         self,
@@ -239,18 +290,52 @@ class Engine:
                 record_prompt_logprobs(rows, logits, self._tokenizer)
             else:
                 deltas += self._fail(rows.sequence.request, not_finite(rows.sequence))
-        tokens = choose_tokens(logits, layout.sampled_rows, [sequence.sampler for sequence in layout.sampled])
+        masks = self._masks(layout.sampled, deltas) if self._num_constrained else None
+        samplers = [sequence.sampler for sequence in layout.sampled]
+        tokens = choose_tokens(logits, layout.sampled_rows, samplers, masks)
         for sequence, row, token_id in zip(layout.sampled, layout.sampled_rows, tokens, strict=True):
             if sequence.status is Status.FINISHED:  # its request failed just now
                 continue
             if token_id is None:
                 deltas += self._fail(sequence.request, not_finite(sequence))
+            elif sequence.constraint is None:
+                deltas.append(self._extend(sequence, token_id, logits, row, False))
             else:
-                deltas.append(self._extend(sequence, token_id, logits, row))
+                deltas += self._extend_constrained(sequence, sequence.constraint, token_id, logits, row)
         now = self._clock()
         self._stats.add_step(num_tokens - num_decodes, num_decodes, now - started)
 
-    def _extend(self, sequence: EngineSequence, token_id: int, logits: Float32Array, row: int) -> CompletionDelta:
+    def _masks(self, sampled: Sequence[EngineSequence], deltas: list[CompletionDelta]) -> TokenMasks | None:
+        """Return what the constraints allow; requests whose constraint fails are over."""
+        constraints = [None if sequence.status is Status.FINISHED else sequence.constraint for sequence in sampled]
+        masks = fill_masks(constraints, self.limits.vocab_size)
+        if masks is not None:
+            for place, error in masks.failures.items():
+                deltas += self._fail(sampled[place].request, error)
+        return masks
+
+    def _extend_constrained(
+        self,
+        sequence: EngineSequence,
+        constraint: SequenceConstraint,
+        token_id: int,
+        logits: Float32Array,
+        row: int,
+    ) -> list[CompletionDelta]:
+        """Do as `_extend`, and tell the constraint; where it allows nothing, end the sequence or its request."""
+        try:
+            if token_id != NOTHING_ALLOWED:
+                return [self._extend(sequence, token_id, logits, row, constraint.accept(token_id))]
+            if not constraint.may_stop:
+                raise constraint.nothing_allowed()
+        except InferenceXError as error:
+            return self._fail(sequence.request, error)
+        self._start_held(sequence)
+        return [self._delta(sequence, self._end(sequence, "stop"), (), None)]
+
+    def _extend(
+        self, sequence: EngineSequence, token_id: int, logits: Float32Array, row: int, is_complete: bool
+    ) -> CompletionDelta:
         """Append the token chosen from a row of the step's logits, and end the sequence if that ends it."""
         request, params = sequence.request, sequence.request.params
         sequence.sampler.record(token_id)
@@ -268,14 +353,21 @@ class Engine:
             sequence.logprobs.append(logprobs)
             sequence.cumulative_logprob += logprobs[token_id].logprob
         if len(request.sequences) > 1:
-            for other in request.sequences:
-                if other.status is Status.HELD and other is not sequence:
-                    self.scheduler.add(other)
-        text = self._end_if_due(sequence, token_id)
+            self._start_held(sequence)
+        text = self._end_if_due(sequence, token_id, is_complete)
         return self._delta(sequence, text, (token_id,), None if logprobs is None else (logprobs,))
 
-    def _end_if_due(self, sequence: EngineSequence, token_id: int) -> str:
-        """End the sequence if its last token does, and return the text that this token releases."""
+    def _start_held(self, sequence: EngineSequence) -> None:
+        """Queue the continuations that waited for this one to compute the prompt."""
+        for other in sequence.request.sequences:
+            if other.status is Status.HELD and other is not sequence:
+                self.scheduler.add(other)
+
+    def _end_if_due(self, sequence: EngineSequence, token_id: int, is_complete: bool) -> str:
+        """End the sequence if its last token does, and return the text that this token releases.
+
+        `is_complete`: its constraint allows nothing more
+        """
         request, params, stream = sequence.request, sequence.request.params, sequence.text_stream
         if token_id in request.stop_token_ids:  # the sampler chooses none before `min_tokens`
             sequence.stop_reason = token_id if token_id in params.stop_token_ids else None
@@ -287,7 +379,7 @@ class Engine:
                     stream.skip()
             return text + self._end(sequence, "stop")
         text = "" if stream is None else stream.push(token_id)
-        if stream is not None and stream.matched is not None:
+        if is_complete or (stream is not None and stream.matched is not None):
             return text + self._end(sequence, "stop")
         if sequence.num_output_tokens >= request.max_tokens:
             return text + self._end(sequence, "length")
@@ -349,23 +441,23 @@ class Engine:
     def _close(self, request: Request, error: InferenceXError | None) -> RequestOutput:
         """Forget a request whose sequences are all finished, and return its output."""
         del self._requests[request.id]
+        self._num_constrained -= request.is_constrained
+        self._num_embedded -= request.pool is not None
         metrics, stats = request.metrics, self._stats
         metrics.finished_time = self._clock()
-        outputs = tuple(completion(sequence) for sequence in request.sequences)
-        reasons = {output.finish_reason for output in outputs}
+        reasons = {sequence.finish_reason for sequence in request.sequences}
         stats.num_failed_requests += "error" in reasons
         stats.num_aborted_requests += "abort" in reasons
         stats.num_finished_requests += not reasons & {"error", "abort"}
         stats.num_preemptions += metrics.num_preemptions
         stats.num_prompt_tokens += len(request.prompt_token_ids)
         stats.num_cached_tokens += request.num_cached_tokens
-        return RequestOutput(
-            request_id=request.id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=outputs,
-            prompt_logprobs=None if request.prompt_logprobs is None else tuple(request.prompt_logprobs),
-            num_cached_tokens=request.num_cached_tokens,
-            metrics=metrics,
-            error=error,
+        return finished_request(request, error)
+
+
+def _check_rows(what: str, values: Float32Array, batch: StepBatch, width: int) -> None:
+    expected = (batch.logit_rows.shape[0], width)
+    if values.shape != expected or values.dtype != np.float32:
+        raise BackendError(
+            f"the backend returned {what} {values.dtype} {list(values.shape)}; expected float32 {list(expected)}"
         )

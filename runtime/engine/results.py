@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from inferencex.formats.errors import BackendError
+from inferencex.formats.errors import BackendError, InferenceXError
 from inferencex.runtime.backends.base import Float32Array
 from inferencex.runtime.engine.logprobs import ranked_logprobs
-from inferencex.runtime.engine.sequence import Sequence
+from inferencex.runtime.engine.sequence import Request, Sequence
 from inferencex.runtime.engine.step_batch import PromptRows
-from inferencex.runtime.outputs import CompletionOutput, Logprob, TokenLogprobs
+from inferencex.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, TokenLogprobs
 from inferencex.runtime.text.tokenizer import Tokenizer
 
 
@@ -52,9 +52,36 @@ def completion(sequence: Sequence) -> CompletionOutput:
     )
 
 
-def not_finite(sequence: Sequence) -> BackendError:
-    """Return the error of a sequence whose logits hold NaN or infinity."""
+def finished_request(request: Request, error: InferenceXError | None) -> RequestOutput:
+    """Return the output of a request whose sequences have all finished."""
+    if request.pool is not None:
+        is_complete = error is None and all(sequence.finish_reason == "stop" for sequence in request.sequences)
+        return EmbeddingOutput(
+            request_id=request.id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=(),
+            prompt_logprobs=None,
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=request.metrics,
+            error=error,
+            **({"embedding": request.pool.result()} if is_complete else {}),
+        )
+    return RequestOutput(
+        request_id=request.id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_token_ids,
+        outputs=tuple(completion(sequence) for sequence in request.sequences),
+        prompt_logprobs=None if request.prompt_logprobs is None else tuple(request.prompt_logprobs),
+        num_cached_tokens=request.num_cached_tokens,
+        metrics=request.metrics,
+        error=error,
+    )
+
+
+def not_finite(sequence: Sequence, what: str = "logits") -> BackendError:
+    """Return the error of a sequence whose logits, or `what` else was computed, hold NaN or infinity."""
     return BackendError(
-        f"request {sequence.request.id}: the model's logits after {len(sequence.token_ids)} tokens are not finite; "
-        "its weights or activations overflow, so no token can be chosen"
+        f"request {sequence.request.id}: the model's {what} after {len(sequence.token_ids)} tokens are not finite; "
+        "its weights or activations overflow, so nothing can be made of them"
     )

@@ -9,12 +9,16 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from inferencex.runtime.backends.base import Float32Array
+from inferencex.runtime.backends.base import Float32Array, Int32Array
+from inferencex.runtime.engine.constraint import TokenMasks, allowed_tokens
 from inferencex.runtime.engine.logprobs import largest
 from inferencex.runtime.engine.native import _sampler
 from inferencex.runtime.params import GREEDY_TEMPERATURE, SamplingParams
 
 Float64Array = NDArray[np.float64]
+
+NOTHING_ALLOWED = _sampler.NOTHING_ALLOWED
+"""The answer, no token id, for a mask that allows no token."""
 
 _FIRST_NUCLEUS_GUESS = 64
 _NUCLEUS_GROWTH = 8
@@ -23,8 +27,9 @@ _NUCLEUS_GROWTH = 8
 class SequenceSampler:
     """The state of one continuation's sampling: its random stream and the tokens seen so far.
 
-    Order of operations: repetition, presence and frequency penalties, logit bias, minimum length, then (unless
-    greedy) temperature, top-k, top-p and min-p, and one uniform draw a token.
+    Order of operations: repetition, presence and frequency penalties, logit bias, minimum length, the mask of a
+    constraint, then (unless greedy) temperature, top-k, top-p and min-p, and one uniform draw a token. Where the mask
+    allows only tokens that the minimum length forbids, the most likely of these is taken.
 
     The random stream is a function of (seed, index of the continuation), and a token takes one number from it,
     so a seeded request is reproducible in any batch and after any preemption.
@@ -101,14 +106,22 @@ class SequenceSampler:
             self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._entropy)))
         return self._random.random()
 
-    def choose(self, logits: Float32Array, uniform: float | None = None) -> int:
+    def choose(self, logits: Float32Array, uniform: float | None = None, mask: Int32Array | None = None) -> int:
         """Return the next token for finite float32 logits [V], which stay as they are.
 
-        `uniform` is a number that `draw_uniform` gave; without it one is drawn.
+        `uniform` is a number that `draw_uniform` gave; without it one is drawn. `mask` has the bits of the tokens that
+        are allowed, int32 [ceil(V / 32)]; NOTHING_ALLOWED is returned when none is.
         """
         scores = self._adjust(logits.copy()) if self._adjusts() else logits
         if uniform is None:
             uniform = self.draw_uniform()
+        if mask is not None:
+            allowed = allowed_tokens(mask, logits.shape[0])
+            if not allowed.any():
+                return NOTHING_ALLOWED
+            scores = np.where(allowed, scores, np.float32(-np.inf))
+            if scores.max() == -np.inf:
+                return int(np.where(allowed, logits, np.float32(-np.inf)).argmax())
         if self.is_greedy or not np.isfinite(scores.max()):  # all tokens are masked, or one is beyond all others
             return int(scores.argmax())
         return self._choose_at(scores, uniform)
@@ -190,15 +203,24 @@ def _nucleus(weights: Float64Array, top_p: float, is_sorted: bool) -> NDArray[np
         guess *= _NUCLEUS_GROWTH
 
 
-def choose_tokens(logits: Float32Array, rows: Sequence[int], samplers: Sequence[SequenceSampler]) -> list[int | None]:
-    """Return each sampler's next token, from its row of logits [R, V]; None where the row has NaN or infinity."""
+def choose_tokens(
+    logits: Float32Array, rows: Sequence[int], samplers: Sequence[SequenceSampler], masks: TokenMasks | None = None
+) -> list[int | None]:
+    """Return each sampler's next token, from its row of logits [R, V], of those that `masks` allow.
+
+    None where the row has NaN or infinity, NOTHING_ALLOWED where no token is allowed.
+    """
     uniforms = [0.0 if sampler.rule is None else sampler.draw_uniform() for sampler in samplers]
-    answers = _sampler.choose(logits, rows, [sampler.rule for sampler in samplers], uniforms)
+    rules = [sampler.rule for sampler in samplers]
+    if masks is None:
+        answers = _sampler.choose(logits, rows, rules, uniforms)
+    else:
+        answers = _sampler.choose(logits, rows, rules, uniforms, masks.words, masks.rows)
     if min(answers, default=0) >= 0:
         return cast("list[int | None]", answers)
     tokens: list[int | None] = []
-    for answer, row, sampler, uniform in zip(answers, rows, samplers, uniforms, strict=True):
+    for place, (answer, row, sampler, uniform) in enumerate(zip(answers, rows, samplers, uniforms, strict=True)):
         if answer == _sampler.UNDECIDED:  # so close a call that the order of additions matters
-            answer = sampler.choose(logits[row], uniform)
+            answer = sampler.choose(logits[row], uniform, None if masks is None else masks.of(place))
         tokens.append(None if answer == _sampler.NOT_FINITE else answer)
     return tokens

@@ -171,7 +171,7 @@ class Scheduler:
         """Start a waiting sequence if there is a seat and room for all its known tokens; tell whether to go on."""
         request, pool = sequence.request, self.pool
         cached = []
-        if request.cache_root is not None and not sequence.wants_prompt_logprobs:
+        if request.cache_root is not None and not sequence.computes_whole_prompt:
             # The last token is computed in any case: its logits are needed.
             cached = pool.cache.match(request.cache_root, sequence.token_ids, len(sequence.token_ids) - 1)
         missing = pool.blocks_for(len(sequence.token_ids)) - len(cached)

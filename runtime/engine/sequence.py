@@ -7,6 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from inferencex.runtime.engine.constraint import SequenceConstraint
+from inferencex.runtime.engine.pooling import HiddenStatePool
 from inferencex.runtime.engine.sampler import SequenceSampler
 from inferencex.runtime.engine.text_stream import TextStream
 from inferencex.runtime.outputs import FinishReason, RequestMetrics, TokenLogprobs
@@ -24,12 +26,14 @@ class Status(Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt to continue, as accepted: every parameter resolved against the model.
+    """One prompt to continue, or to embed, as accepted: every parameter resolved against the model.
 
     max_tokens:      most tokens each continuation may have; prompt + max_tokens fits context and pool
     stop_token_ids:  token ids that end a continuation, the end-of-sequence ones included unless ignored
     cache_root:      start of the prefix chain; only requests with equal roots share blocks; None: no sharing
     prompt_logprobs: filled by position while the prompt is computed; None when not asked for
+    pool:            takes the prompt's hidden states, where an embedding is asked for: nothing is generated then
+    is_constrained:  whether its sequences have constraints
     """
 
     id: str
@@ -45,6 +49,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     arrival: int = 0
     num_cached_tokens: int = 0
+    pool: HiddenStatePool | None = None
+    is_constrained: bool = False
 
     @property
     def finished(self) -> bool:
@@ -66,6 +72,7 @@ class Sequence:
     num_prompt_tokens:   how many of `token_ids` are the prompt's
     content_ids:         identities, in the prefix cache, of the leading full blocks
     num_computed_tokens: leading tokens whose layer state is held
+    constraint:          what may be said next; None: anything
     """
 
     request: Request
@@ -81,6 +88,7 @@ class Sequence:
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    constraint: SequenceConstraint | None = None
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,3 +113,9 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Tell whether this sequence has yet to deliver log-probabilities of its request's prompt."""
         return self.request.prompt_logprobs is not None and self.index == 0 and self.num_output_tokens == 0
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Tell whether something is wanted of every token of the prompt, so that none may come from the cache."""
+        pool = self.request.pool
+        return self.wants_prompt_logprobs or (pool is not None and pool.reads_every_token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,19 @@ class PromptRows:
     first_row: int
     first_position: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Rows of hidden states, the `count` from `first_row` on, that go into an embedding.
+
+    is_last: whether no more will come
+    """
+
+    sequence: Sequence
+    first_row: int
+    count: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,23 @@ def lay_out(chunks: SequenceOf[ScheduledChunk], block_size: int) -> StepLayout:
         prompt_lengths=np.array(prompt_lengths, dtype=np.int32),
     )
     return StepLayout(batch, tuple(sampled), tuple(sampled_rows), tuple(prompt_rows))
+
+
+def lay_out_pooled(chunks: SequenceOf[ScheduledChunk], block_size: int) -> tuple[StepBatch, list[PooledRows]]:
+    """Return the arrays of a step over prompts that are embedded, and where their hidden states come back."""
+    batch = lay_out(chunks, block_size).batch
+    logit_rows: list[int] = []
+    pooled: list[PooledRows] = []
+    for chunk, end in zip(chunks, batch.sequence_offsets[1:].tolist(), strict=True):
+        sequence, pool = chunk.sequence, chunk.sequence.request.pool
+        computed = sequence.num_computed_tokens + chunk.num_tokens
+        is_last = computed == len(sequence.token_ids)
+        count = int(is_last)
+        if pool is not None and pool.reads_every_token:  # after a preemption, it has seen the first ones already
+            count = min(chunk.num_tokens, max(0, computed - pool.num_added))
+        pooled.append(PooledRows(sequence, len(logit_rows), count, is_last))
+        logit_rows += range(end - count, end)
+    return replace(batch, logit_rows=np.array(logit_rows, dtype=np.int32)), pooled
 
 
 def _block_tables(sequences: SequenceOf[Sequence], width: int) -> Int32Array:

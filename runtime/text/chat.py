@@ -63,6 +63,10 @@ class ChatTemplate:
         """Names of the templates."""
         return sorted(self._sources)
 
+    def source(self, tools: object = None) -> str:
+        """Return the text of the template that `render` takes by default, with tools or without; "" for none."""
+        return self._sources.get(self._default(tools), "")
+
     def render(
         self,
         messages: Sequence[Message],
@@ -108,10 +112,13 @@ class ChatTemplate:
                 "this model has no chat template; send it plain text instead of messages (on the command line: --raw)"
             )
         if name is None:
-            name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+            name = self._default(tools)
         if name not in self._sources:
             raise RequestError(f"there is no chat template {name!r}; this model has {', '.join(self.names)}")
         return name
+
+    def _default(self, tools: object) -> str:
+        return "tool_use" if tools is not None and "tool_use" in self._sources else "default"
 
     def _compile(self, name: str) -> jinja2.Template:
         if self._environment is None:

@@ -92,6 +92,11 @@ class Tokenizer:
             raise RequestError(f"token ids must lie between 0 and {self.vocab_size - 1}") from error
         return clean_up_spaces(text) if self._clean_up_spaces else text
 
+    def to_json(self) -> str:
+        """Return the tokenizer as a `tokenizer.json`, with the tokens that the files beside it have added."""
+        text: str = self._backend.to_str()
+        return text
+
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary's entry for an id (not its text: bytes and spaces may be coded), None if none."""
         try:

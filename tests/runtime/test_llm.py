@@ -23,7 +23,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=10)
 
 def whole(llm: LLM) -> bool:
     llm.engine.check_integrity()
-    return not llm._inboxes and not llm.engine.has_unfinished and llm.stats.kv_blocks_used == 0
+    return not llm.shared._inboxes and not llm.engine.has_unfinished and llm.stats.kv_blocks_used == 0
 
 
 def test_prompts_of_every_form(text_bundle: Path, hash_backend: Any) -> None:
@@ -291,7 +291,7 @@ def test_a_fork_is_refused_even_while_a_thread_of_its_parent_computes(text_bundl
     llm = LLM(text_bundle, backend=hash_backend)
     stream = llm.stream([5, 6, 7], PARAMS)
     next(stream)
-    with llm._lock:
+    with llm.shared._lock:
         child = os.fork()
         if child == 0:
             status = 1

@@ -12,7 +12,7 @@ from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.formats.kv_cache import KV_LARGEST, KVScales
-from inferencex.runtime.backends.base import BackendOptions, ModelFacts
+from inferencex.runtime.backends.base import BackendOptions, MemoryNeeds, ModelFacts
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.lowering import (
     LoweredProgram,
@@ -53,6 +53,19 @@ class CpuBackend:
     def compile(self, bundle: Path, options: BackendOptions) -> CpuExecutable:
         """Open the bundle, checking it, and make it ready to run; see `Backend.compile`."""
         return compile_bundle(Bundle.open(bundle), options)
+
+    def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
+        """Lower the bundle's graph; see `MemoryPlanner`. Weights count as stored, for repacked they keep their size."""
+        opened = Bundle.open(bundle)
+        lowered = lower_bundle(opened, options)
+        lowering, bytes_per_block = lowered.options, lowered.facts.bytes_per_token * lowered.options.block_size
+        longest = -(-lowering.max_model_len // lowering.block_size)
+        return MemoryNeeds(
+            weights=sum(stored.nbytes for stored in opened.stored.values()),
+            state=bytes_per_block * lowering.num_blocks,
+            step=lowered.program.memory.arena_bytes,
+            state_of_longest=bytes_per_block * min(longest, lowering.num_blocks),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,12 @@ from inferencex.runtime.backends.cpu.native import _cpu
 
 
 class CpuExecutable:
-    """Executes a lowered graph; see `Executable`. Steps take turns when several threads call."""
+    """Executes a lowered graph; see `Executable`. Steps take turns when several threads call.
+
+    hidden_size: only there when the graph ends in a head, which makes this a `HiddenStatesExecutable`
+    """
+
+    hidden_size: int
 
     def __init__(
         self,
@@ -37,6 +42,8 @@ class CpuExecutable:
         self.lowered, self.options = lowered, options
         self._process = os.getpid()
         self._lock = threading.Lock()
+        if lowered.hidden is not None:
+            self.hidden_size = lowered.hidden.view.dims[1].coefficient
         self._program = _build(lowered, options, threads, cpus, meanwhile)
 
     @property
@@ -56,6 +63,15 @@ class CpuExecutable:
 
     def step(self, batch: StepBatch) -> Float32Array:
         """Run one step; the logits are valid until the next one. Raises BackendError for a batch that cannot be."""
+        return self._run(batch, hidden=False)
+
+    def hidden_states(self, batch: StepBatch) -> Float32Array:
+        """Run one step up to the head; see `HiddenStatesExecutable`. The result is valid until the next step."""
+        if self.lowered.hidden is None:
+            raise BackendError("this bundle's graph does not end in a linear layer, so it has no hidden states to give")
+        return self._run(batch, hidden=True)
+
+    def _run(self, batch: StepBatch, *, hidden: bool) -> Float32Array:
         if os.getpid() != self._process:
             raise BackendError("a program's threads do not survive a fork; load the bundle in the process that runs it")
         longest = int(batch.context_lengths.max(initial=0))
@@ -65,7 +81,7 @@ class CpuExecutable:
             )
         with self._lock:
             try:
-                logits: Float32Array = self._program.step(
+                rows: Float32Array = self._program.step(
                     np.ascontiguousarray(batch.token_ids, np.int32),
                     np.ascontiguousarray(batch.positions, np.int32),
                     np.ascontiguousarray(batch.sequence_offsets, np.int32),
@@ -73,10 +89,11 @@ class CpuExecutable:
                     np.ascontiguousarray(batch.block_tables, np.int32),
                     np.ascontiguousarray(batch.logit_rows, np.int32),
                     np.ascontiguousarray(batch.prompt_lengths, np.int32),
+                    hidden,
                 )
             except ValueError as error:
                 raise BackendError(str(error)) from error
-            return logits
+            return rows
 
     def set_profiling(self, on: bool) -> None:
         """Measure every operation from the next step on, or stop doing so."""
@@ -112,10 +129,21 @@ def _build(
                 program.add(instruction.kind, instruction.name, inputs, outputs, dict(instruction.attributes))
         places = {name: builder.operand(view) for name, view in lowered.inputs.items()}
         logits, arena_bytes = builder.operand(lowered.logits), lowered.memory.arena_bytes
+        hidden = None if lowered.hidden is None else builder.operand(lowered.hidden.view)
+        hidden_operations = 0 if lowered.hidden is None else lowered.hidden.instructions
 
         def prepare() -> None:
             """Repack the weights; this is native code, which needs no interpreter."""
-            program.prepare(arena_bytes, options.max_tokens, places, logits, options.num_blocks, options.block_size)
+            program.prepare(
+                arena_bytes,
+                options.max_tokens,
+                places,
+                logits,
+                options.num_blocks,
+                options.block_size,
+                hidden,
+                hidden_operations,
+            )
 
         if meanwhile is None:
             prepare()

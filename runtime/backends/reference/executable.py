@@ -15,6 +15,7 @@ from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.kv_cache import KVScales, kv_scales_by_layer
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
+from inferencex.runtime.backends.head import find_head
 from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.reference import interpreter
 from inferencex.runtime.backends.reference.attention import AttentionState
@@ -30,6 +31,17 @@ def _width(value: ir.Value | None) -> int:
     if not isinstance(width, int):
         raise BackendError(f"value {value and value.name!r} has shape {shape}; expected an integer as last dimension")
     return width
+
+
+def _has_rows_of(hidden: ir.Value, logits: ir.Value) -> bool:
+    """Tell whether a value has one row for each row of logits."""
+    return (
+        hidden.shape is not None
+        and logits.shape is not None
+        and len(hidden.shape) == 2
+        and str(hidden.shape[0]) == str(logits.shape[0])
+        and isinstance(hidden.shape[1], int)
+    )
 
 
 def kv_bytes_per_token(graph: ir.Graph) -> tuple[int, int]:
@@ -73,7 +85,11 @@ class ReferenceExecutable:
     `model` has inputs `token_ids`, `positions`, `logit_rows` (and `prompt_lengths` where RoPE asks for it), and one
     output `logits`. Weights are converted to float32 when first used and kept if `keep_weights`, else dropped after
     each use, so that a model larger than memory can still be executed.
+
+    hidden_size: only there when the graph ends in a head, which makes this a `HiddenStatesExecutable`
     """
+
+    hidden_size: int
 
     def __init__(
         self,
@@ -88,6 +104,10 @@ class ReferenceExecutable:
         self._graph = graph
         self._nodes = list(graph)
         self.static = StaticValues(graph, keep=keep_weights)
+        head = find_head(graph.outputs[0], lambda value: str(value.name) in self.static)
+        self._hidden = None if head is None or not _has_rows_of(head.hidden, graph.outputs[0]) else head.hidden
+        if self._hidden is not None:
+            self.hidden_size = _width(self._hidden)
         self._instructions = self._compile()
         (logits,) = graph.outputs
         layers, per_token = kv_bytes_per_token(graph)
@@ -151,7 +171,7 @@ class ReferenceExecutable:
             for value in node.inputs:
                 if value is not None:
                     last[str(value.name)] = index
-        kept = {str(v.name) for v in self._graph.outputs}
+        kept = {str(v.name) for v in (*self._graph.outputs, self._hidden) if v is not None}
         ends: list[list[str]] = [[] for _ in self._nodes]
         for name, index in last.items():
             if name not in kept and name not in self.static:
@@ -160,6 +180,16 @@ class ReferenceExecutable:
 
     def step(self, batch: StepBatch) -> Float32Array:
         """Run one step; see `Executable.step`."""
+        return self._run(batch, self._logits)
+
+    def hidden_states(self, batch: StepBatch) -> Float32Array:
+        """Run one step up to the head; see `HiddenStatesExecutable`."""
+        if self._hidden is None:
+            raise BackendError("this bundle's graph does not end in a linear layer, so it has no hidden states to give")
+        return self._run(batch, str(self._hidden.name))
+
+    def _run(self, batch: StepBatch, wanted: str) -> Float32Array:
+        """Run a step until the value called `wanted` is there, and return it."""
         with torch.inference_mode():
             environment: Environment = {}
             for value in self._graph.inputs:
@@ -174,5 +204,7 @@ class ReferenceExecutable:
                 environment.update(zip(instruction.outputs, instruction.run(environment), strict=False))
                 for name in instruction.ended:
                     environment.pop(name, None)
-            logits: Any = environment[self._logits].to(torch.float32).numpy()
-            return np.ascontiguousarray(logits)
+                if wanted in instruction.outputs:
+                    break
+            rows: Any = environment[wanted].to(torch.float32).numpy()
+            return np.ascontiguousarray(rows)

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 NOT_FINITE: int
 UNDECIDED: int
+NOTHING_ALLOWED: int
 
 class Rule:
     def __init__(
@@ -26,6 +27,11 @@ class Rule:
     def record(self, token_id: int) -> None: ...
 
 def choose(
-    logits: NDArray[np.float32], rows: Sequence[int], rules: list[Rule | None], uniforms: Sequence[float]
+    logits: NDArray[np.float32],
+    rows: Sequence[int],
+    rules: list[Rule | None],
+    uniforms: Sequence[float],
+    masks: NDArray[np.int32] | None = None,
+    mask_rows: Sequence[int] = (),
 ) -> list[int]: ...
 def all_finite(logits: NDArray[np.float32], first: int, count: int) -> bool: ...

@@ -40,20 +40,33 @@ float score_of_weight(const Softmax &softmax, double weight) {
 
 }  // namespace
 
-int64_t Chooser::choose(const float *logits, int64_t size, const Rule *rule, double uniform) {
+int64_t Chooser::choose(const float *logits, int64_t size, const Rule *rule, double uniform, const uint32_t *mask) {
     peaks_.resize(static_cast<size_t>(block_count(size, kBlock)));
     if (!block_peaks(logits, size, kBlock, peaks_.data())) return kNotFinite;
     const float *scores = logits;
-    if (rule && rule->adjusts()) {
+    const bool adjusts = rule && rule->adjusts();
+    if (adjusts || mask) {
         adjusted_.assign(logits, logits + size);
-        rule->adjust(adjusted_.data(), size);
+        if (adjusts) rule->adjust(adjusted_.data(), size);
+        if (mask && !mask_scores(adjusted_.data(), size, mask)) return kNothingAllowed;
         scores = adjusted_.data();
         block_peaks(scores, size, kBlock, peaks_.data());
     }
-    const auto highest = std::max_element(peaks_.begin(), peaks_.end());
+    const float peak = *std::max_element(peaks_.begin(), peaks_.end());
     // A peak that is not finite means that all tokens are masked, or one is beyond all others.
-    if (rule && !rule->parameters().is_greedy && std::isfinite(*highest))
-        return draw(scores, size, *highest, rule->parameters(), uniform);
+    if (rule && !rule->parameters().is_greedy && std::isfinite(peak))
+        return draw(scores, size, peak, rule->parameters(), uniform);
+    if (mask && peak == -kInfinity) {  // what the mask allows the rule forbids: the mask counts
+        adjusted_.assign(logits, logits + size);
+        mask_scores(adjusted_.data(), size, mask);
+        block_peaks(scores, size, kBlock, peaks_.data());
+    }
+    return largest(scores, size);
+}
+
+// Returns the first of the largest scores, whose blocks' peaks are known.
+int64_t Chooser::largest(const float *scores, int64_t size) const {
+    const auto highest = std::max_element(peaks_.begin(), peaks_.end());
     const int64_t block = highest - peaks_.begin();
     return std::find(scores + block * kBlock, scores + std::min((block + 1) * kBlock, size), *highest) - scores;
 }

@@ -12,8 +12,9 @@
 namespace inferencex::sampler {
 
 // Answers that are no token ids.
-constexpr int64_t kNotFinite = -1;  // the logits hold NaN or infinity
-constexpr int64_t kUndecided = -2;  // rounding errors could change the choice, so exact arithmetic is needed
+constexpr int64_t kNotFinite = -1;       // the logits hold NaN or infinity
+constexpr int64_t kUndecided = -2;       // rounding errors could change the choice, so exact arithmetic is needed
+constexpr int64_t kNothingAllowed = -3;  // the mask has no bit of any token
 
 // Holds the scratch memory that a choice takes; one for each thread.
 //
@@ -23,9 +24,10 @@ constexpr int64_t kUndecided = -2;  // rounding errors could change the choice, 
 class Chooser {
   public:
     // Returns the next token for logits [size], or one of the answers above. Without a rule it is the largest, the
-    // first one on a tie. `uniform` is in [0, 1) and used by rules that are not greedy. Throws std::out_of_range
-    // when the rule names a token past `size`.
-    int64_t choose(const float *logits, int64_t size, const Rule *rule, double uniform);
+    // first one on a tie. `uniform` is in [0, 1) and used by rules that are not greedy. Tokens without their bit in
+    // `mask`, of size / 32 words rounded up, are never chosen; nullptr allows all. Throws std::out_of_range when the
+    // rule names a token past `size`.
+    int64_t choose(const float *logits, int64_t size, const Rule *rule, double uniform, const uint32_t *mask);
 
   private:
     struct Total {
@@ -34,6 +36,7 @@ class Chooser {
     };
     enum class Sums { rough, fine };
 
+    int64_t largest(const float *scores, int64_t size) const;
     int64_t draw(const float *scores, int64_t size, float peak, const Parameters &parameters, double uniform);
     int64_t draw_from_all(const Softmax &softmax, const float *scores, int64_t size, double uniform, Sums precision);
     int64_t draw_from_nucleus(const Softmax &softmax, const float *scores, int64_t size, const Parameters &parameters,
@@ -51,7 +54,7 @@ class Chooser {
 
     std::vector<float> peaks_;     // of the blocks
     std::vector<double> sums_;     // of the blocks' weights
-    std::vector<float> adjusted_;  // logits after penalties
+    std::vector<float> adjusted_;  // logits after penalties and mask
     std::vector<uint64_t> keys_;   // the score's rank in the high half, the token id in the low half
     HeaviestFirst heaviest_first_;
 

@@ -74,6 +74,21 @@ FOR_EACH_WIDTH bool block_peaks(const float *scores, int64_t size, int64_t block
     return num_bad == 0;
 }
 
+FOR_EACH_WIDTH bool mask_scores(float *scores, int64_t size, const uint32_t *mask) {
+    constexpr float kMasked = -std::numeric_limits<float>::infinity();
+    uint32_t any = 0;
+    for (int64_t begin = 0; begin < size; begin += 32) {
+        uint32_t word = *mask++;
+        const int64_t count = size - begin < 32 ? size - begin : 32;
+        if (count < 32) word &= (uint32_t{1} << count) - 1;
+        any |= word;
+        if (word == 0xffffffff) continue;
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) scores[begin + i] = word >> i & 1 ? scores[begin + i] : kMasked;
+    }
+    return any != 0;
+}
+
 double weight(const Softmax &softmax, float score) { return weight_of(softmax, score); }
 
 FOR_EACH_WIDTH double sum_of_weights(const Softmax &softmax, const float *scores, int64_t count) {

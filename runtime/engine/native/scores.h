@@ -12,6 +12,9 @@ inline int64_t block_count(int64_t size, int64_t block) { return (size + block -
 // Writes the largest of each `block` entries and tells whether all entries are finite. NaN is larger than nothing.
 bool block_peaks(const float *scores, int64_t size, int64_t block, float *peaks);
 
+// Makes the scores of tokens minus infinity whose bit (`id % 32` of word `id / 32`) is 0, and tells whether any is 1.
+bool mask_scores(float *scores, int64_t size, const uint32_t *mask);
+
 // A score's weight is exp((score - peak) / temperature), in double precision, relative error below 1e-14. Exponents
 // below -700 count as -700: such a weight changes no sum that the peak's weight of 1 is part of.
 struct Softmax {

@@ -243,3 +243,14 @@ def test_failing_and_escaping_templates_are_request_errors(source: str) -> None:
     with pytest.raises(RequestError, match="chat template 'default' cannot render") as caught:
         template.render([USER])
     assert "\n" not in str(caught.value)
+
+
+def test_the_template_that_is_taken_by_default_can_be_looked_at() -> None:
+    templates = ChatTemplate({"default": "plain", "tool_use": "with tools"}, {})
+    assert (templates.source(), templates.source([]), templates.source([WEATHER])) == (
+        "plain",
+        "with tools",
+        "with tools",
+    )
+    assert ChatTemplate({"default": "plain"}, {}).source([WEATHER]) == "plain"
+    assert ChatTemplate({}, {}).source() == ""

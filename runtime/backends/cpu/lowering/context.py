@@ -92,6 +92,7 @@ class Lowering:
     quantized:  quantized forms of values, by value name and block layout
     layers:     the state that each layer of attention keeps, in blocks that lie `block_stride` bytes apart
     widened:    weights that no kernel reads as they are stored, and that were made float32
+    kept:       values that are wanted as floats, whoever reads them
     """
 
     graph: Graph
@@ -109,6 +110,7 @@ class Lowering:
     layers: Mapping[int, LayerShape] = field(default_factory=dict)
     block_stride: int = 0
     widened: list[str] = field(default_factory=list)
+    kept: list[Value] = field(default_factory=list)
 
     def view(self, value: Value | None) -> View:
         """Return where a value is; static ones become constants. Raises BackendError for one that is nowhere."""
@@ -177,8 +179,8 @@ class Lowering:
 
     def needs_float(self, value: Value, absorbing: Callable[[Node], bool]) -> bool:
         """Tell whether anything but the consumers that `absorbing` accepts reads a value."""
-        is_output = any(value is output for output in self.graph.outputs)
-        return is_output or not all(absorbing(node) for node in value.consumers())
+        is_kept = any(value is kept for kept in (*self.graph.outputs, *self.kept))
+        return is_kept or not all(absorbing(node) for node in value.consumers())
 
 
 def input_of(node: Node, place: int) -> Value | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
-from inferencex.formats.graph import Graph, Node
+from inferencex.formats.graph import Graph, Node, Value
 from inferencex.runtime.backends.cpu.lowering import (
     arrangement,
     attention,
@@ -30,6 +30,7 @@ from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES,
 from inferencex.runtime.backends.cpu.lowering.views import View
 from inferencex.runtime.backends.cpu.lowering.well_formed import naming
 from inferencex.runtime.backends.cpu.native import _cpu
+from inferencex.runtime.backends.head import find_head
 
 Handler = Callable[[Lowering, Node], bool]
 
@@ -62,11 +63,24 @@ _SPECIAL: dict[tuple[str, str], tuple[Handler, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """What the head reads.
+
+    view:         its place in the arena, float32 `[rows, hidden]`
+    instructions: how many of the program, from the first on, compute it
+    """
+
+    view: View
+    instructions: int
+
+
+@dataclass(frozen=True, eq=False)
 class LoweredProgram:
     """A graph as the native module runs it.
 
     inputs:    places of the graph's inputs in the arena, int64
     logits:    place of the result, float32 `[rows, vocab]`
+    hidden:    None where the graph does not end in a head that reads one row for each row of logits
     state:     where each layer's state lies in the pool
     fallbacks: operators without a native kernel, which run through `onnx.reference`
     widened:   weights that no kernel reads as they are stored, and that take float32's memory instead
@@ -75,6 +89,7 @@ class LoweredProgram:
     instructions: tuple[Instruction, ...]
     inputs: Mapping[str, View]
     logits: View
+    hidden: HiddenStates | None
     state: StateLayout
     fallbacks: tuple[str, ...]
     widened: tuple[str, ...]
@@ -99,16 +114,23 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
     )
     inputs = _place_inputs(lowering)
     attention.absorb_rotations(lowering)
+    head = find_head(graph.outputs[0], lambda value: value in lowering.static) if graph.outputs else None
+    if head is not None:
+        lowering.kept.append(head.hidden)
     _absorb_explicit_quantization(lowering)
+    hidden = None
     for node in graph:
         if not any(value in lowering.static for value in node.outputs):
             with naming(node):
+                if head is not None and node is head.node:
+                    hidden = _hidden_states(lowering, head.hidden)
                 _lower_node(lowering, node)
     logits = _logits(lowering)
     instructions = tuple(lowering.instructions)
-    memory = plan_memory(instructions, [*inputs.values(), logits], options.max_tokens, options.max_tokens)
+    kept_until = {} if hidden is None else {hidden.view.storage: hidden.instructions}
+    memory = plan_memory(instructions, [*inputs.values(), logits], options.max_tokens, options.max_tokens, kept_until)
     return LoweredProgram(
-        instructions, inputs, logits, state, tuple(lowering.fallbacks), tuple(lowering.widened), memory
+        instructions, inputs, logits, hidden, state, tuple(lowering.fallbacks), tuple(lowering.widened), memory
     )
 
 
@@ -178,6 +200,18 @@ def _lower_to_fallback(lowering: Lowering, node: Node) -> None:
         fallback.step_function(node),
     )
     lowering.instructions.append(instruction)
+
+
+def _hidden_states(lowering: Lowering, value: Value) -> HiddenStates | None:
+    """Return what the head, which is about to be lowered, reads; None where its rows are not those of the logits."""
+    view = lowering.view(value)
+    if view.rank != 2 or view.dtype != "f32" or view.dims[0] != Extent(1, Symbol.ROWS) or not view.dims[1].is_constant:
+        return None
+    if not view.storage.is_arena or view.offset or not view.is_contiguous:
+        copy = lowering.allocate("f32", view.dims)
+        lowering.emit("Copy", "hidden_states", [view], [copy])
+        view = copy
+    return HiddenStates(view, len(lowering.instructions))
 
 
 def _logits(lowering: Lowering) -> View:

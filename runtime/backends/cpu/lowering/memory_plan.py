@@ -30,15 +30,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    instructions: Sequence[Instruction], held: Sequence[View], max_tokens: int, max_rows: int
+    instructions: Sequence[Instruction],
+    held: Sequence[View],
+    max_tokens: int,
+    max_rows: int,
+    kept_until: Mapping[Storage, int] | None = None,
 ) -> MemoryPlan:
     """Plan the arena for steps of at most `max_tokens` and `max_rows`.
 
-    Values of `held` (the graph's inputs and outputs) keep their place for the whole step. The largest values are placed
-    first, each at the lowest place where none that lives at the same time lies (Pisarchyk and Lee 2020,
-    arXiv:2001.03288, "greedy by size").
+    Values of `held` (the graph's inputs and outputs) keep their place for the whole step, those of `kept_until` until
+    the instruction of that number, at least. The largest values are placed first, each at the lowest place where none
+    that lives at the same time lies (Pisarchyk and Lee 2020, arXiv:2001.03288, "greedy by size").
     """
     lives = _lives(instructions, held)
+    for storage, place in (kept_until or {}).items():
+        first, last = lives[storage]
+        lives[storage] = (first, max(last, place))
     sizes = {
         storage: -(-max(storage.nbytes.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT for storage in lives
     }

@@ -72,8 +72,13 @@ class Program:
         logits: Operand,
         num_blocks: int,
         block_size: int,
+        hidden: Operand | None = None,
+        hidden_operations: int = 0,
     ) -> None:
-        """Allocate what steps need and repack the weights; nothing may be added any more."""
+        """Allocate what steps need and repack the weights; nothing may be added any more.
+
+        The first `hidden_operations` operations compute `hidden`, rows that a step may return instead of the logits.
+        """
 
     def step(
         self,
@@ -84,8 +89,12 @@ class Program:
         block_tables: _Int32,
         logit_rows: _Int32,
         prompt_lengths: _Int32,
+        hidden: bool = False,
     ) -> NDArray[float32]:
-        """Run a step and return a view of its logits. Raises ValueError for a batch that contradicts itself."""
+        """Run a step and return a view of its logits, or of its hidden states, whose operations alone run then.
+
+        Raises ValueError for a batch that contradicts itself.
+        """
 
     def run(
         self,

@@ -174,7 +174,8 @@ class PyProgram {
     }
 
     void prepare(std::size_t arena_bytes, std::int64_t max_tokens, const std::map<std::string, Operand> &inputs,
-                 const Operand &logits, std::int64_t num_blocks, std::int64_t block_size) {
+                 const Operand &logits, std::int64_t num_blocks, std::int64_t block_size,
+                 const std::optional<Operand> &hidden, std::size_t hidden_operations) {
         StepInputs step_inputs;
         const auto find = [&](const char *name) {
             const auto it = inputs.find(name);
@@ -185,8 +186,11 @@ class PyProgram {
         step_inputs.logit_rows = find("logit_rows");
         step_inputs.prompt_lengths = find("prompt_lengths");
         logits_ = logits;
+        hidden_ = hidden.value_or(Operand{});
+        hidden_operations_ = hidden_operations;
         for (const auto &[name, operand] : inputs) expect_in_arena(name, {operand});
         expect_in_arena("the logits", {logits});
+        expect_in_arena("the hidden states", {hidden});
         for (const auto &[user, operand] : in_arena_)
             if (arena_reach(operand, max_tokens) > static_cast<double>(arena_bytes))
                 throw BlueprintError(user + ": an operand ends beyond the arena of " + std::to_string(arena_bytes) +
@@ -197,7 +201,8 @@ class PyProgram {
     }
 
     nb::object step(nb::handle self, Int32 token_ids, Int32 positions, Int32 sequence_offsets, Int32 context_lengths,
-                    Table block_tables, Int32 logit_rows, Int32 prompt_lengths) {
+                    Table block_tables, Int32 logit_rows, Int32 prompt_lengths, bool hidden) {
+        if (hidden && !hidden_.present) throw std::invalid_argument("step: this program has no hidden states");
         const std::size_t tokens = token_ids.shape(0), sequences = context_lengths.shape(0);
         if (positions.shape(0) != tokens || prompt_lengths.shape(0) != tokens ||
             sequence_offsets.shape(0) != sequences + 1 || block_tables.shape(0) != sequences)
@@ -216,11 +221,12 @@ class PyProgram {
         arrays.rows = static_cast<std::int64_t>(logit_rows.shape(0));
         {
             const nb::gil_scoped_release released;
-            program_.step(arrays);
+            program_.step(arrays, hidden ? hidden_operations_ : program_.size());
         }
         raise_pending();
-        const std::size_t shape[2] = {logit_rows.shape(0), static_cast<std::size_t>(logits_.dims[1].coefficient)};
-        return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(program_.arena() + logits_.offset, 2, shape, self));
+        const Operand &result = hidden ? hidden_ : logits_;
+        const std::size_t shape[2] = {logit_rows.shape(0), static_cast<std::size_t>(result.dims[1].coefficient)};
+        return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(program_.arena() + result.offset, 2, shape, self));
     }
 
     // Run every operation once; its operands are all constants, so the step has no size.
@@ -321,6 +327,8 @@ class PyProgram {
     std::vector<nb::callable> callables_;
     std::vector<std::pair<std::string, Operand>> in_arena_;
     Operand logits_;
+    Operand hidden_;  // what the first `hidden_operations_` operations compute, if anybody may ask for it
+    std::size_t hidden_operations_ = 0;
     std::exception_ptr error_;
     Program program_;  // last, so that its threads end before what they use
 };
@@ -374,13 +382,16 @@ NB_MODULE(_cpu, m) {
         .def("add", &PyProgram::add, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "attributes"_a)
         .def("add_fallback", &PyProgram::add_fallback, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "function"_a)
         .def("prepare", &PyProgram::prepare, "arena_bytes"_a, "max_tokens"_a, "inputs"_a, "logits"_a, "num_blocks"_a,
-             "block_size"_a)
-        .def("step",
-             [](nb::handle self, Int32 token_ids, Int32 positions, Int32 sequence_offsets, Int32 context_lengths,
-                Table block_tables, Int32 logit_rows, Int32 prompt_lengths) {
-                 return nb::cast<PyProgram &>(self).step(self, token_ids, positions, sequence_offsets, context_lengths,
-                                                         block_tables, logit_rows, prompt_lengths);
-             })
+             "block_size"_a, "hidden"_a = nb::none(), "hidden_operations"_a = 0)
+        .def(
+            "step",
+            [](nb::handle self, Int32 token_ids, Int32 positions, Int32 sequence_offsets, Int32 context_lengths,
+               Table block_tables, Int32 logit_rows, Int32 prompt_lengths, bool hidden) {
+                return nb::cast<PyProgram &>(self).step(self, token_ids, positions, sequence_offsets, context_lengths,
+                                                        block_tables, logit_rows, prompt_lengths, hidden);
+            },
+            "token_ids"_a, "positions"_a, "sequence_offsets"_a, "context_lengths"_a, "block_tables"_a, "logit_rows"_a,
+            "prompt_lengths"_a, "hidden"_a = false)
         .def("run", &PyProgram::run, "tokens"_a = 1, "rows"_a = 1, "positions"_a = nb::none(),
              "sequence_offsets"_a = nb::none(), "context_lengths"_a = nb::none(), "block_tables"_a = nb::none())
         .def("set_profiling", [](PyProgram &self, bool on) { self.program().set_profiling(on); })

@@ -132,7 +132,7 @@ void Program::check(const StepArrays &a) const {
         if (a.logit_rows[r] < 0 || a.logit_rows[r] >= a.tokens) refuse("a logit row is outside the step");
 }
 
-void Program::step(const StepArrays &a) {
+void Program::step(const StepArrays &a, std::size_t count) {
     check(a);
     const auto began = Clock::now();
     widen(a.token_ids, a.tokens, inputs_.token_ids, arena_);
@@ -148,13 +148,16 @@ void Program::step(const StepArrays &a) {
     batch.sequence_offsets = a.sequence_offsets;
     batch.context_lengths = a.context_lengths;
     batch.block_tables = a.block_tables;
-    run(batch);
+    run_first(count, batch);
     seconds_ += seconds_since(began);
 }
 
-void Program::run(const Batch &batch) {
+void Program::run(const Batch &batch) { run_first(steps_.size(), batch); }
+
+void Program::run_first(std::size_t count, const Batch &batch) {
     batch_ = batch;
-    for (std::size_t i = 0; i < steps_.size(); ++i) counters_[i].value.store(0, std::memory_order_relaxed);
+    count_ = std::min(count, steps_.size());
+    for (std::size_t i = 0; i < count_; ++i) counters_[i].value.store(0, std::memory_order_relaxed);
     pool_.run([](void *context, int thread) { static_cast<Program *>(context)->execute(thread); }, this);
 }
 
@@ -167,7 +170,7 @@ void Program::execute(int thread) {
     worker.scratch = scratch_[thread];
     worker.pool = &pool_;
     worker.wait = [](void *pool) { static_cast<ThreadPool *>(pool)->barrier(); };
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
+    for (std::size_t i = 0; i < count_; ++i) {
         worker.counter = &counters_[i].value;
         Step &step = steps_[i];
         if (!profiling_) {

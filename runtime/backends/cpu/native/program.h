@@ -55,8 +55,9 @@ class Program {
         num_blocks_ = num_blocks, block_size_ = block_size;
     }
 
-    // Run a step. Throws std::invalid_argument for arrays that contradict each other or the limits.
-    void step(const StepArrays &arrays);
+    // Run the first `count` operations on a step. Throws std::invalid_argument for arrays that contradict each other or
+    // the limits.
+    void step(const StepArrays &arrays, std::size_t count);
     // Run the operations once without a batch of an engine (tests of single operations).
     void run(const Batch &batch);
 
@@ -79,6 +80,7 @@ class Program {
     };
 
     void check(const StepArrays &arrays) const;
+    void run_first(std::size_t count, const Batch &batch);
     void execute(int thread);
 
     const Kernels &kernels_;
@@ -93,6 +95,7 @@ class Program {
     std::int64_t num_blocks_ = 0, block_size_ = 1;
     StepInputs inputs_;
     Batch batch_;
+    std::size_t count_ = 0;  // operations that this run has
     bool profiling_ = false;
     double seconds_ = 0;
 };
