@@ -8,6 +8,7 @@ PROMPT ?= Why is the sky blue?
 PYTEST_ARGS ?=
 COMPARE_ARGS ?=
 BENCH_ARGS ?=
+SERVE_ARGS ?=
 ACCURACY_ARGS ?=
 SANITIZE_ARGS ?=
 AARCH64_ARGS ?=
@@ -25,7 +26,7 @@ DEMO_BUNDLE := bundles/$(MODEL)-int4
 BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-vllm accuracy accuracy-peers runtime-size architectures fidelity clean distclean
+.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-serve bench-vllm accuracy accuracy-peers proto runtime-size architectures fidelity clean distclean
 
 help: ## Show this list.
 	@echo 'make demo and make test are all there is to a start. Targets:'
@@ -39,6 +40,7 @@ help: ## Show this list.
 	@echo '  TEST_WORKERS  processes that run the tests (one for each core, at most 8)'
 	@echo '  COMPARE_ARGS  more options for make fidelity, such as --text FILE --windows 64'
 	@echo '  BENCH_ARGS    more options for make bench, such as --engines inferencex --quick'
+	@echo '  SERVE_ARGS    more options for make bench-serve, such as --servers inferencex'
 	@echo '  ACCURACY_ARGS more options for make accuracy, such as --only ours,autoround'
 	@echo '  SANITIZE_ARGS more options of pytest for make sanitize and make sanitize-threads'
 	@echo '  AARCH64_ARGS  more options of pytest for make test-aarch64'
@@ -63,6 +65,10 @@ $(VENV)/.dependencies: constraints.txt $(VENV)/.created
 	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 # on all cores; a few templates in packages do not compile
 	@touch $@
 
+$(VENV)/.tested: constraints-test.txt $(VENV)/.dependencies
+	$(PIP) --quiet $(PIP_ARGS) --no-deps -r constraints-test.txt
+	@touch $@
+
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.dependencies
 	$(PIP) --quiet $(PIP_ARGS) --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -75,7 +81,7 @@ bundles/$(MODEL)-%/bundle.json: $(CONVERTER) $(VENV)/.installed
 	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $(if $(filter none,$*),none,rtn-$*) \
 	  $(if $(filter int4,$*),--embedding int8) --overwrite --output $(@D)
 
-test: $(VENV)/.installed ## Run the tests.
+test: $(VENV)/.installed $(VENV)/.tested ## Run the tests.
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
@@ -129,6 +135,9 @@ bench-vllm: $(VENV)/vllm/.installed ## Make the environment of its own that vLLM
 bench: $(VENV)/.peers ## Measure speed, start, memory and size beside other engines, and write docs/benchmarks.md.
 	$(BIN)/python -m bench $(if $(wildcard $(VENV)/vllm/.installed),--python vllm=$(VENV)/vllm/bin/python) $(BENCH_ARGS)
 
+bench-serve: $(VENV)/.peers ## Measure our server beside its peers' and our engine without one, and write docs/serving-benchmarks.md.
+	$(BIN)/python -m bench.serve $(if $(wildcard $(VENV)/vllm/.installed),--python vllm=$(VENV)/vllm/bin/python) $(SERVE_ARGS)
+
 # Peers of the quantization, each in an environment of its own, for they want different versions of one another's
 # dependencies. NNCF and llama.cpp are there for make bench already.
 PEERS := llm-compressor:llmcompressor autoround:auto-round gptqmodel:gptqmodel
@@ -142,6 +151,9 @@ accuracy-peers: $(VENV)/.peers ## Make the environments of the tools that make a
 
 accuracy: $(VENV)/.installed ## Measure what quantization does to SmolLM2, beside the peers there are, and write docs/accuracy.md.
 	HF_HUB_OFFLINE=1 $(BIN)/python -m bench.accuracy --environments $(VENV)/peers $(ACCURACY_ARGS)
+
+proto: $(VENV)/.installed ## Generate the gRPC code after a change of runtime/server/grpc/v1/inference.proto.
+	$(BIN)/python -m inferencex.runtime.server.grpc.generate
 
 runtime-size: $(VENV)/.installed ## Install the runtime alone into a new environment and print its size on disk.
 	$(BIN)/python -m bench.install_size $(if $(PIP_ARGS),-- $(PIP_ARGS))

@@ -28,6 +28,10 @@ class Command:
 COMMANDS = {
     "convert": Command("inferencex.convert.cli", "Turn a Hugging Face checkpoint into a bundle.", extra="convert"),
     "run": Command("inferencex.runtime.cli", "Answer prompts, chat, or work through a file with a bundle."),
+    "serve": Command(
+        "inferencex.runtime.server.cli", "Serve bundles: OpenAI's HTTP API, WebSocket and gRPC.", extra="serve"
+    ),
+    "bench": Command("inferencex.runtime.load_test.cli", "Put load on a running server and measure it.", extra="serve"),
     "compare": Command("inferencex.recipes.compare", "Measure how far bundles are from a reference bundle."),
     "export": Command(
         "inferencex.cli.export", "Write a bundle for other tools: AWQ, GPTQ, GGUF, ONNX, ...", extra="convert"

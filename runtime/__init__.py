@@ -9,19 +9,25 @@ if TYPE_CHECKING:
     from inferencex.runtime.llm import LLM as LLM
     from inferencex.runtime.outputs import CompletionDelta as CompletionDelta
     from inferencex.runtime.outputs import CompletionOutput as CompletionOutput
+    from inferencex.runtime.outputs import EmbeddingOutput as EmbeddingOutput
     from inferencex.runtime.outputs import Logprob as Logprob
     from inferencex.runtime.outputs import RequestMetrics as RequestMetrics
     from inferencex.runtime.outputs import RequestOutput as RequestOutput
     from inferencex.runtime.params import SamplingParams as SamplingParams
+    from inferencex.runtime.server.launch import launch_model as launch_model
+    from inferencex.runtime.structured import Grammar as Grammar
 
 _HOMES = {
     "LLM": "llm",
     "CompletionDelta": "outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
+    "Grammar": "structured",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "params",
+    "launch_model": "server.launch",
 }
 
 

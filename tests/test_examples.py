@@ -39,5 +39,16 @@ def test_runs_on_a_bundle(converted: tuple[Path, str], example: str) -> None:
     assert len(_run(example, str(converted[0]))) > 40
 
 
+def test_word_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does in a server is tested with the server's command."""
+    pytest.importorskip("fastapi", reason="filters need the extra serve")
+    from inferencex.runtime.server.filters import load_filters
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("WORDS", "tea, coffee")
+    loaded = load_filters(["word_filter:Words"])
+    assert loaded.checks_input and loaded.checks_output
+
+
 def test_there_is_a_test_for_every_example() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"convert.py", "generate.py", "stream.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"convert.py", "generate.py", "stream.py", "word_filter.py"}

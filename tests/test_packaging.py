@@ -68,21 +68,30 @@ def test_extras_bring_what_their_users_need(pyproject: dict[str, Any]) -> None:
     }
 
 
-def test_constraints_pin_everything_asked_for(pyproject: dict[str, Any]) -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+def _pins(file: str) -> list[str]:
+    """Names that a list of constraints pins, once its form is checked."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in pins), "each line is name==version"
     assert pins == sorted(pins, key=lambda pin: pin.split("==")[0]), "sorted, each name once"
-    pinned = [pin.split("==")[0] for pin in pins]
-    assert len(pinned) == len(set(pinned))
+    names = [pin.split("==")[0] for pin in pins]
+    assert len(names) == len(set(names))
+    return names
+
+
+def test_constraints_pin_everything_asked_for(pyproject: dict[str, Any]) -> None:
+    pinned, for_tests = set(_pins("constraints.txt")), set(_pins("constraints-test.txt"))
+    assert not pinned & for_tests
     project = pyproject["project"]
     asked = _names([*project["dependencies"], *pyproject["build-system"]["requires"]])
     # What only `make bench` and `make accuracy-peers` install takes minutes to build, or wants other versions of one
     # another's dependencies; `datasets` is large, and its users are not the tests.
-    unpinned = ("bench", "datasets", "peers")
+    unpinned = ("bench", "clients", "datasets", "peers")
     extras = {extra: names for extra, names in project["optional-dependencies"].items() if extra not in unpinned}
     asked = asked.union(*(_names(requirements) for requirements in extras.values()))
-    assert {name for name in asked if not name.startswith("inferencex")} <= set(pinned)
+    assert {name.split("[")[0] for name in asked} - {"inferencex"} <= pinned
+    clients = _names(project["optional-dependencies"]["clients"])
+    assert {name.split("[")[0] for name in clients} - {"inferencex"} <= pinned | for_tests
 
 
 def test_the_wheel_has_every_package_under_one_namespace(packages: dict[str, Path]) -> None:
@@ -102,7 +111,7 @@ def test_every_folder_with_modules_is_a_package(packages: dict[str, Path]) -> No
 def test_sources_of_extensions_stay_out_of_the_wheel(pyproject: dict[str, Any], packages: dict[str, Path]) -> None:
     patterns = pyproject["tool"]["scikit-build"]["wheel"]["exclude"]
     suffixes = {path.suffix for folder in packages.values() for path in folder.rglob("*") if path.is_file()}
-    shipped = {".py", ".pyi", ".typed", ".so", ".pyc", ".json", ".yaml", ".html", ".css", ".js", ".proto"}
+    shipped = {".py", ".pyi", ".typed", ".so", ".pyc", ".json", ".yaml", ".html", ".css", ".js", ".svg", ".proto"}
     for suffix in suffixes - shipped:
         assert f"**{suffix}" in patterns, f"*{suffix} is neither shipped nor excluded from the wheel"
 

@@ -1,0 +1,190 @@
+"""An engine on a thread of its own, for callers on an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from inferencex.formats.errors import BackendError, InferenceXError
+from inferencex.runtime.engine.sequence import Request
+from inferencex.runtime.engine.shared import SharedEngine
+from inferencex.runtime.engine.stats import EngineStats
+from inferencex.runtime.outputs import CompletionDelta, RequestOutput
+
+_LOG = logging.getLogger(__name__)
+
+
+Arrival: TypeAlias = CompletionDelta | InferenceXError
+
+_FAILURES_IN_A_ROW = 3  # of steps, after which nobody is kept waiting for the next one
+
+
+class Listener:
+    """One request's way back to its event loop.
+
+    every_step: deliver each delta; otherwise only the one that ends the request
+    """
+
+    __slots__ = ("_deliver", "_every_step", "_loop")
+
+    def __init__(self, loop: EngineLoop, deliver: Callable[[Arrival], None], every_step: bool) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._every_step = every_step
+
+    def append(self, delta: CompletionDelta) -> None:
+        """Take a delta, on whatever thread ran the step."""
+        if self._every_step or delta.output is not None:
+            self._loop.post(self._deliver, delta)
+
+    def fail(self, error: InferenceXError) -> None:
+        """Report that nothing more will come."""
+        self._loop.post(self._deliver, error)
+
+
+class EngineLoop:
+    """Runs the steps of one engine for as long as it has work, and sleeps otherwise.
+
+    `submit` and `abort` are called on the event loop that `start` was called on, and never wait for a step.
+
+    num_unfinished: requests that were submitted and whose end has not been delivered
+    """
+
+    def __init__(self, shared: SharedEngine, name: str = "engine") -> None:
+        self.shared = shared
+        self.name = name
+        self.num_unfinished = 0
+        self._commands: deque[Callable[[], None]] = deque()
+        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._stopped_by: InferenceXError = BackendError(f"{name} was stopped")
+        self._thread: threading.Thread | None = None
+        self._asyncio: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals of the engine."""
+        return self.shared.engine.stats
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is there to serve."""
+        return self._thread is not None and self._thread.is_alive() and not self._stopping
+
+    def start(self) -> None:
+        """Start the thread; results go to the running event loop."""
+        self._asyncio = asyncio.get_running_loop()
+        self.shared.after_step.append(self._flush)
+        self._thread = threading.Thread(target=self._run, name=f"inferencex-{self.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, deliver: Callable[[Arrival], None], *, every_step: bool) -> None:
+        """Queue a prepared request. `deliver` gets its deltas, or an error after which nothing comes."""
+        self.num_unfinished += 1
+
+        def arrive(arrival: Arrival) -> None:
+            if isinstance(arrival, InferenceXError) or arrival.output is not None:
+                self.num_unfinished -= 1
+            deliver(arrival)
+
+        listener = Listener(self, arrive, every_step)
+
+        def begin() -> None:
+            try:
+                self.shared.submit([request], listener)
+            except InferenceXError as error:
+                listener.fail(error)
+
+        if not self._command(begin):
+            arrive(self._stopped_by)
+
+    def abort(self, request_id: str, deliver: Callable[[RequestOutput | None], None]) -> None:
+        """End a request before the next step: its blocks are free then.
+
+        `deliver` gets what it had so far, after which nothing comes; None when its end was delivered already.
+        """
+
+        def aborted(output: RequestOutput | None) -> None:
+            if output is not None:
+                self.num_unfinished -= 1
+            deliver(output)
+
+        def end() -> None:
+            outputs = self.shared.forget([request_id])
+            self.post(aborted, outputs[0] if outputs else None)
+
+        if not (self.is_running and self._command(end)):
+            deliver(None)
+
+    def stop(self, timeout: float | None = None, error: InferenceXError | None = None) -> None:
+        """Abort what runs, whose callers are told `error`, and end the thread. May be called from any but its own."""
+        with self._wake:
+            if error is not None:
+                self._stopped_by = error
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self._flush in self.shared.after_step:
+            self.shared.after_step.remove(self._flush)
+
+    def post(self, deliver: Callable[[Any], None], value: Any) -> None:
+        """Have `deliver(value)` called on the event loop, at the latest after this step."""
+        self._posted.append((deliver, value))
+
+    def _command(self, command: Callable[[], None]) -> bool:
+        """Have the thread do something; False when there will be no thread to do it."""
+        with self._wake:
+            if self._stopping:
+                return False
+            self._commands.append(command)
+            self._wake.notify()
+            return True
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            with self._wake:
+                while not (self._commands or self.shared.engine.has_unfinished or self._stopping):
+                    self._wake.wait()
+            stopping = self._stopping  # read first: no command comes after it is set
+            while self._commands:
+                self._commands.popleft()()
+            if stopping:
+                self._end_all(self._stopped_by)
+                self._flush()
+                return
+            try:
+                self.shared.step_unless()
+                failures = 0
+            except Exception as error:  # of any kind: the requests of that step are over, and the next one is served
+                failures += 1
+                _LOG.error("%s: a step failed: %s", self.name, error, exc_info=not isinstance(error, InferenceXError))
+                if failures >= _FAILURES_IN_A_ROW:
+                    self._end_all(BackendError(f"{failures} steps in a row failed: {type(error).__name__}: {error}"))
+            self._flush()
+
+    def _end_all(self, error: InferenceXError) -> None:
+        for inbox in self.shared.drop_all():
+            if isinstance(inbox, Listener):
+                inbox.fail(error)
+
+    def _flush(self) -> None:
+        """Have everything posted delivered, in one go."""
+        if not self._posted or self._asyncio is None:
+            return
+        try:
+            self._asyncio.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the event loop is closed: nobody listens any more
+            _LOG.debug("%s: %d results have nobody to go to", self.name, len(self._posted))
+            self._posted.clear()
+
+    def _deliver(self) -> None:
+        while self._posted:
+            deliver, value = self._posted.popleft()
+            deliver(value)
