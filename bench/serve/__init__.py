@@ -1,0 +1,1 @@
+"""Our server beside its peers' and beside our engine without one."""
