@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from inferencex.formats.errors import BundleError
+from inferencex.formats.errors import BackendError, BundleError
 from inferencex.runtime.llm import LLM
 from inferencex.runtime.params import SamplingParams
 from inferencex.runtime.server.models.available_memory import available_memory
 from inferencex.runtime.server.models.memory_plan import MemoryPlan, fit, plan_memory
 from inferencex.runtime.server.models.options import ModelOptions
+
+_LOG = logging.getLogger(__name__)
 
 Phase = Literal["loading", "warming"]
 ReportProgress = Callable[[Phase, float], None]
@@ -53,6 +56,8 @@ def load_replicas(path: Path, options: ModelOptions, progress: ReportProgress) -
         if fitting.warm_up:
             progress("warming", index / fitting.replicas)
             warm_up(llm)
+            if index == 0:
+                _prepare_grammars(llm)
         llms.append(llm)
     return LoadedReplicas(llms, fitting, memory)
 
@@ -65,3 +70,13 @@ def warm_up(llm: LLM) -> None:
     num_prompt = max(min(_WARM_UP_PROMPT, room - num_output), 1)
     prompt = [position % limits.vocab_size for position in range(num_prompt)]
     llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True))
+
+
+def _prepare_grammars(llm: LLM) -> None:
+    """Read the tokenizer into the form that grammars need: a second that the first of them would wait for."""
+    if llm.tokenizer is None:
+        return
+    try:
+        llm.grammars.load()
+    except BackendError as error:  # all but structured output can be served
+        _LOG.warning("%s", error)
