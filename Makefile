@@ -11,6 +11,7 @@ BENCH_ARGS ?=
 SERVE_ARGS ?=
 ACCURACY_ARGS ?=
 SANITIZE_ARGS ?=
+SOAK_ARGS ?=
 AARCH64_ARGS ?=
 FUZZ_EXAMPLES ?= 500
 # Past eight, the memory that each worker takes costs more than its core gives.
@@ -26,7 +27,7 @@ DEMO_BUNDLE := bundles/$(MODEL)-int4
 BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz sanitize sanitize-threads test-aarch64 lint format bench bench-serve bench-vllm accuracy accuracy-peers proto runtime-size architectures fidelity clean distclean
+.PHONY: help setup demo test fuzz soak sanitize sanitize-threads test-aarch64 lint format bench bench-serve bench-vllm accuracy accuracy-peers proto runtime-size architectures fidelity clean distclean
 
 help: ## Show this list.
 	@echo 'make demo and make test are all there is to a start. Targets:'
@@ -44,6 +45,7 @@ help: ## Show this list.
 	@echo '  ACCURACY_ARGS more options for make accuracy, such as --only ours,autoround'
 	@echo '  SANITIZE_ARGS more options of pytest for make sanitize and make sanitize-threads'
 	@echo '  AARCH64_ARGS  more options of pytest for make test-aarch64'
+	@echo '  SOAK_ARGS     more options for make soak, such as --seconds 600 --clients 100'
 	@echo '  FUZZ_EXAMPLES how many hostile bundles of each kind make fuzz tries (500)'
 	@echo '  PYTEST_ARGS   more options for pytest, such as -k NAME'
 
@@ -88,6 +90,9 @@ test: $(VENV)/.installed $(VENV)/.tested ## Run the tests.
 fuzz: $(VENV)/.installed ## Try hostile bundles at random, FUZZ_EXAMPLES of each kind.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 INFERENCEX_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) \
 	  $(BIN)/python -m pytest tests/formats/bundle/test_fuzz.py tests/runtime/backends/cpu/test_hostile_bundles.py $(PYTEST_ARGS)
+
+soak: $(VENV)/.installed $(VENV)/.tested ## Put the server under 200 users of all kinds for minutes, and see what is left.
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 sanitize: $(VENV)/.installed ## Run the kernels' and the sampler's tests under AddressSanitizer and UBSan.
 	tests/native/sanitize.sh memory $(BIN)/python $(SANITIZE_ARGS)

@@ -41,3 +41,7 @@ class BackendError(InferenceXError):
 
 class RequestError(InferenceXError):
     """A generation request that cannot be served as stated."""
+
+
+class RecipeError(InferenceXError):
+    """A recipe that cannot be read, states something that cannot be done, or did not meet what it asks for."""

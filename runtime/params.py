@@ -41,6 +41,7 @@ class SamplingParams:
     ignore_eos:          treat end-of-sequence tokens as any other
     logprobs:            report the log-probability of each chosen token and of this many most likely ones
     prompt_logprobs:     the same for the tokens of the prompt
+    prompt_logprobs_start: report those from this position on; what comes before may be in the prefix cache
     skip_special_tokens: leave special tokens out of the text
 
     Log-probabilities are the model's own, before penalties, temperature and filters.
@@ -64,6 +65,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class SamplingParams:
         _integer("max_tokens", self.max_tokens, 1)
         _integer("logprobs", self.logprobs, 0)
         _integer("prompt_logprobs", self.prompt_logprobs, 0)
+        _integer("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; expected true or false")
@@ -135,7 +138,7 @@ class SamplingParams:
 
 
 def _integer(name: str, value: object, low: int | None) -> None:
-    if value is None and name not in ("n", "min_tokens"):
+    if value is None and name not in ("n", "min_tokens", "prompt_logprobs_start"):
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} is {value!r}; expected an integer")

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -134,6 +135,19 @@ class Staging:
         os.close(self._lock)
 
 
+@contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Give a hidden folder beside `target` for what is needed only while `target` is made.
+
+    What a killed process leaves of it goes when the same target is written next.
+    """
+    staging = Staging(target)
+    try:
+        yield staging.path
+    finally:
+        staging.discard()
+
+
 def _recover(target: Path) -> None:
     """Clean up after killed runs that wrote the same target."""
     for old in sorted(target.parent.glob(f".{_literal(target.name)}.replaced-*")):
@@ -142,7 +156,10 @@ def _recover(target: Path) -> None:
         else:
             old.rename(target)
     for partial in sorted(target.parent.glob(f".{_literal(target.name)}.partial-*")):
-        lock = os.open(partial, os.O_RDONLY)
+        try:
+            lock = os.open(partial, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its process has removed it just now
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)

@@ -55,9 +55,14 @@ class Divergence:
             self._same_top1 += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
             self._divergences.append(np.maximum((np.exp(log_p) * (log_p - log_q)).sum(-1), 0.0))
 
+    @property
+    def per_token(self) -> NDArray[np.float64]:
+        """KL(reference || model) of each token so far, in nats, float64 `[tokens]`."""
+        return np.concatenate([*self._divergences, np.empty(0)])
+
     def summary(self) -> DivergenceSummary:
         """Return the figures; NaN for what there is no token of."""
-        divergences = np.concatenate([*self._divergences, np.empty(0)])
+        divergences = self.per_token
         tokens = len(divergences)
         reference, model = self._log_likelihood.tolist()
         return DivergenceSummary(

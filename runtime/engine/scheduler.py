@@ -171,9 +171,8 @@ class Scheduler:
         """Start a waiting sequence if there is a seat and room for all its known tokens; tell whether to go on."""
         request, pool = sequence.request, self.pool
         cached = []
-        if request.cache_root is not None and not sequence.computes_whole_prompt:
-            # The last token is computed in any case: its logits are needed.
-            cached = pool.cache.match(request.cache_root, sequence.token_ids, len(sequence.token_ids) - 1)
+        if request.cache_root is not None:
+            cached = pool.cache.match(request.cache_root, sequence.token_ids, sequence.num_cacheable_tokens)
         missing = pool.blocks_for(len(sequence.token_ids)) - len(cached)
         available = pool.num_free - sum(pool.ref_count(block.block_id) == 0 for block in cached)
         if len(self._running) >= self._max_running or missing > available:

@@ -115,7 +115,15 @@ class Sequence:
         return self.request.prompt_logprobs is not None and self.index == 0 and self.num_output_tokens == 0
 
     @property
-    def computes_whole_prompt(self) -> bool:
-        """Tell whether something is wanted of every token of the prompt, so that none may come from the cache."""
+    def first_prompt_row(self) -> int:
+        """Position of the first token of the prompt whose logits are wanted: the one in front of what is reported."""
+        return max(self.request.params.prompt_logprobs_start, 1) - 1
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Leading tokens that may come from the cache: those of which nothing is wanted but their layer state."""
         pool = self.request.pool
-        return self.wants_prompt_logprobs or (pool is not None and pool.reads_every_token)
+        if pool is not None and pool.reads_every_token:
+            return 0
+        last = len(self.token_ids) - 1  # computed in any case: its logits are needed
+        return min(self.first_prompt_row, last) if self.wants_prompt_logprobs else last

@@ -64,9 +64,10 @@ def lay_out(chunks: SequenceOf[ScheduledChunk], block_size: int) -> StepLayout:
         start, known = sequence.num_computed_tokens, sequence.token_ids
         end = start + chunk.num_tokens
         if sequence.wants_prompt_logprobs:
-            count = min(end, sequence.num_prompt_tokens - 1) - start
-            prompt_rows.append(PromptRows(sequence, len(logit_rows), start + 1, count))
-            logit_rows.extend(range(offsets[-1], offsets[-1] + count))
+            first = max(start, sequence.first_prompt_row)
+            count = max(0, min(end, sequence.num_prompt_tokens - 1) - first)
+            prompt_rows.append(PromptRows(sequence, len(logit_rows), first + 1, count))
+            logit_rows.extend(range(offsets[-1] + first - start, offsets[-1] + first - start + count))
         if chunk.num_tokens == 1:  # one of many sequences that decode
             token_ids.append(known[start])
             positions.append(start)

@@ -50,14 +50,12 @@ class EngineLoop:
     """Runs the steps of one engine for as long as it has work, and sleeps otherwise.
 
     `submit` and `abort` are called on the event loop that `start` was called on, and never wait for a step.
-
-    num_unfinished: requests that were submitted and whose end has not been delivered
     """
 
     def __init__(self, shared: SharedEngine, name: str = "engine") -> None:
         self.shared = shared
         self.name = name
-        self.num_unfinished = 0
+        self._unfinished: set[str] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._wake = threading.Condition()
@@ -65,6 +63,11 @@ class EngineLoop:
         self._stopped_by: InferenceXError = BackendError(f"{name} was stopped")
         self._thread: threading.Thread | None = None
         self._asyncio: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and whose end has not been delivered."""
+        return len(self._unfinished)
 
     @property
     def stats(self) -> EngineStats:
@@ -85,11 +88,11 @@ class EngineLoop:
 
     def submit(self, request: Request, deliver: Callable[[Arrival], None], *, every_step: bool) -> None:
         """Queue a prepared request. `deliver` gets its deltas, or an error after which nothing comes."""
-        self.num_unfinished += 1
+        self._unfinished.add(request.id)
 
         def arrive(arrival: Arrival) -> None:
             if isinstance(arrival, InferenceXError) or arrival.output is not None:
-                self.num_unfinished -= 1
+                self._unfinished.discard(request.id)
             deliver(arrival)
 
         listener = Listener(self, arrive, every_step)
@@ -97,8 +100,8 @@ class EngineLoop:
         def begin() -> None:
             try:
                 self.shared.submit([request], listener)
-            except InferenceXError as error:
-                listener.fail(error)
+            except Exception as error:  # of any kind: this request is over, and the thread goes on
+                listener.fail(_told(error))
 
         if not self._command(begin):
             arrive(self._stopped_by)
@@ -110,12 +113,15 @@ class EngineLoop:
         """
 
         def aborted(output: RequestOutput | None) -> None:
-            if output is not None:
-                self.num_unfinished -= 1
+            self._unfinished.discard(request_id)  # also without output: a step that failed may have ended it before
             deliver(output)
 
         def end() -> None:
-            outputs = self.shared.forget([request_id])
+            outputs: list[RequestOutput] = []
+            try:
+                outputs = self.shared.forget([request_id])
+            except Exception:  # of any kind: what the request holds is given back all the same
+                _LOG.exception("%s: a request could not be aborted", self.name)
             self.post(aborted, outputs[0] if outputs else None)
 
         if not (self.is_running and self._command(end)):
@@ -147,14 +153,25 @@ class EngineLoop:
             return True
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # of any kind, outside of a step: nobody may wait for a thread that is not there
+            _LOG.exception("%s: the engine's thread ended", self.name)
+            with self._wake:
+                self._stopped_by = BackendError(f"{self.name} has failed: {type(error).__name__}: {error}")
+                self._stopping = True
+            self._obey()
+            self._end_all(self._stopped_by)
+            self._flush()
+
+    def _serve(self) -> None:
         failures = 0
         while True:
             with self._wake:
                 while not (self._commands or self.shared.engine.has_unfinished or self._stopping):
                     self._wake.wait()
             stopping = self._stopping  # read first: no command comes after it is set
-            while self._commands:
-                self._commands.popleft()()
+            self._obey()
             if stopping:
                 self._end_all(self._stopped_by)
                 self._flush()
@@ -168,6 +185,10 @@ class EngineLoop:
                 if failures >= _FAILURES_IN_A_ROW:
                     self._end_all(BackendError(f"{failures} steps in a row failed: {type(error).__name__}: {error}"))
             self._flush()
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
 
     def _end_all(self, error: InferenceXError) -> None:
         for inbox in self.shared.drop_all():
@@ -187,4 +208,11 @@ class EngineLoop:
     def _deliver(self) -> None:
         while self._posted:
             deliver, value = self._posted.popleft()
-            deliver(value)
+            try:
+                deliver(value)
+            except Exception:  # of any kind: what others are waiting for is behind it
+                _LOG.exception("%s: a result could not be delivered", self.name)
+
+
+def _told(error: Exception) -> InferenceXError:
+    return error if isinstance(error, InferenceXError) else BackendError(f"{type(error).__name__}: {error}")

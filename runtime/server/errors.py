@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from inferencex.formats.errors import InferenceXError
+from inferencex.formats.errors import InferenceXError, RequestError
 
 
 class ServiceError(InferenceXError):
@@ -121,3 +121,10 @@ def invalid(error: InferenceXError, param: str | None = None) -> InvalidRequest:
     message = str(error)
     code = "context_length_exceeded" if "tokens, more than the context of" in message else None
     return InvalidRequest(message, param=param, code=code)
+
+
+def told(error: InferenceXError) -> ServiceError:
+    """Return what a client is told of any of our errors: what is wrong with its request is 400, all else is 500."""
+    if isinstance(error, ServiceError):
+        return error
+    return invalid(error) if isinstance(error, RequestError) else Failed(str(error))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,7 +15,7 @@ from inferencex.runtime.engine.sequence import Request
 from inferencex.runtime.outputs import CompletionDelta, RequestOutput
 from inferencex.runtime.server.calls import RequestRecord, Status
 from inferencex.runtime.server.engine_loop import Arrival, EngineLoop
-from inferencex.runtime.server.errors import Failed, ServiceError, TimedOut
+from inferencex.runtime.server.errors import Failed, ServiceError, TimedOut, Unavailable, told
 from inferencex.runtime.server.models.served import ServedModel
 
 
@@ -30,6 +31,18 @@ class OutputCheck(Protocol):
 
     async def __call__(self, text: str, finished: bool) -> None:
         """Raise ServiceError to end the request."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a request has to be over: `seconds` after it came, which is `at` on the event loop's clock."""
+
+    seconds: float
+    at: float
+
+    def passed(self) -> TimedOut:
+        """Return what the client is told then."""
+        return TimedOut(f"the request took longer than the {self.seconds:g} s it was given; it was ended")
 
 
 class Generation:
@@ -69,13 +82,14 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._over = False  # the engine will deliver nothing more
         self._closed = False
+        self._delivered: RequestOutput | None = None  # by the engine, whether or not anybody has read it
         self.output: RequestOutput | None = None
 
-    def begin(self, *, every_step: bool, timeout: float | None) -> None:
-        """Hand the request to the engine; it ends with `TimedOut` after `timeout` seconds."""
+    def begin(self, *, every_step: bool, deadline: Deadline | None) -> None:
+        """Hand the request to the engine; it ends with `TimedOut` when the deadline has passed."""
         self._loop.submit(self._request, self._arrive, every_step=every_step)
-        if timeout is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline.at, lambda: self.fail(deadline.passed()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,9 +139,14 @@ class Generation:
         self.close()
 
     def fail(self, error: ServiceError) -> None:
-        """End the request from outside: whoever iterates gets this error."""
-        self._arrivals.clear()
-        self._arrive(error)
+        """End the request from outside, now, and give everything back; whoever iterates gets this error.
+
+        That may be much later, for a client may be slow to take what came before.
+        """
+        if not self._closed:
+            self._arrivals.clear()
+            self._arrivals.append(error)
+            self._end(_status(error), error)
 
     async def _checked(self, delta: CompletionDelta) -> None:
         if self._check is None:
@@ -147,19 +166,18 @@ class Generation:
         if self._closed:
             return
         self._arrivals.append(arrival)
-        if isinstance(arrival, InferenceXError) or arrival.output is not None:
-            self._over = not isinstance(arrival, ServiceError)
+        if isinstance(arrival, InferenceXError):
+            self._over = True
+        elif arrival.output is not None:
+            self._over, self._delivered = True, arrival.output
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _expire(self, timeout: float) -> None:
-        self.fail(TimedOut(f"the request took longer than the {timeout:g} s it was given; it was ended"))
-
     def _failed(self, error: InferenceXError) -> ServiceError:
         """End the request, and return what the client is told."""
-        told = error if isinstance(error, ServiceError) else Failed(str(error))
-        self._end("timeout" if isinstance(told, TimedOut) else "failed", told)
-        return told
+        answer = told(error)
+        self._end(_status(answer), answer)
+        return answer
 
     def _end(self, status: Status, error: ServiceError | None = None) -> None:
         if self._closed:
@@ -170,7 +188,7 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         record = self._record
-        record.status, record.error, record.output = status, error, self.output
+        record.status, record.error, record.output = status, error, self.output or self._delivered
         record.seconds = time.monotonic() - self._began
         if self._over:
             self._finish()
@@ -187,3 +205,10 @@ class Generation:
             held.release()
         self._held = []
         self._on_end(self._record)
+
+
+def _status(error: ServiceError) -> Status:
+    """Return what became of a request that ended with an error; a shutdown is nobody's failure."""
+    if isinstance(error, TimedOut):
+        return "timeout"
+    return "aborted" if isinstance(error, Unavailable) else "failed"

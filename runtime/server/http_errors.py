@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from inferencex.formats.errors import InferenceXError, RequestError
-from inferencex.runtime.server.errors import Failed, InvalidRequest, NotAuthenticated, ServiceError, body, invalid
+from inferencex.formats.errors import InferenceXError
+from inferencex.runtime.server.errors import Failed, InvalidRequest, NotAuthenticated, ServiceError, body, told
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,13 +71,6 @@ def error_response(error: ServiceError, headers: Mapping[str, str] | None = None
     return JSONResponse(body(error), status_code=error.status, headers=fields)
 
 
-def as_service_error(error: InferenceXError) -> ServiceError:
-    """Return what a client is told of any of our errors."""
-    if isinstance(error, ServiceError):
-        return error
-    return invalid(error) if isinstance(error, RequestError) else Failed(str(error))
-
-
 def add_error_handlers(app: FastAPI) -> None:
     """Have every error of the routes answered in OpenAI's shape."""
     app.add_exception_handler(InferenceXError, _on_our_error)
@@ -87,11 +80,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _on_our_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceXError)
-    told = as_service_error(error)
-    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and told.status != HTTPStatus.SERVICE_UNAVAILABLE:
+    answer = told(error)
+    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
         request_id = getattr(request.state, "request_id", "")
-        _LOG.error("%s", told, extra={"event": "failed", "fields": {"request_id": request_id}})
-    return error_response(told)
+        _LOG.error("%s", answer, extra={"event": "failed", "fields": {"request_id": request_id}})
+    return error_response(answer)
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> Response:
@@ -102,32 +95,32 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
-    told: ServiceError
+    answer: ServiceError
     if error.status_code == HTTPStatus.NOT_FOUND:
-        told = UnknownPath(f"there is nothing at {path[:200]!r}; the paths are listed at /docs")
+        answer = UnknownPath(f"there is nothing at {path[:200]!r}; the paths are listed at /docs")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "other methods")
-        told = WrongMethod(f"{path} takes {allowed}, not {request.method}")
+        answer = WrongMethod(f"{path} takes {allowed}, not {request.method}")
     elif error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-        told = InvalidRequest(str(error.detail))
+        answer = InvalidRequest(str(error.detail))
     else:
-        told = Failed(str(error.detail))
-    return error_response(told, error.headers)
+        answer = Failed(str(error.detail))
+    return error_response(answer, error.headers)
 
 
 def describe_invalid(problems: Any) -> InvalidRequest:
     """Return what a client is told of a body, path or query that does not fit, from pydantic's list of problems."""
-    told: list[str] = []
+    found: list[str] = []
     for problem in problems:
         if problem["type"] == "json_invalid":
             reason = problem.get("ctx", {}).get("error", "it ends too early")
             return InvalidRequest(f"the body is not JSON: {reason} (at character {problem['loc'][-1]})")
         place = _param(problem["loc"])
         reason = problem["msg"].removeprefix("Value error, ")
-        told.append(f"{place}: {reason}" if place else f"the body: {reason}")
-    told = list(dict.fromkeys(told))
-    more = f"; and {len(told) - _SHOWN_PROBLEMS} more" if len(told) > _SHOWN_PROBLEMS else ""
-    return InvalidRequest("; ".join(told[:_SHOWN_PROBLEMS]) + more, param=_param(problems[0]["loc"]) or None)
+        found.append(f"{place}: {reason}" if place else f"the body: {reason}")
+    found = list(dict.fromkeys(found))
+    more = f"; and {len(found) - _SHOWN_PROBLEMS} more" if len(found) > _SHOWN_PROBLEMS else ""
+    return InvalidRequest("; ".join(found[:_SHOWN_PROBLEMS]) + more, param=_param(problems[0]["loc"]) or None)
 
 
 def _param(place: tuple[str | int, ...]) -> str:

@@ -7,7 +7,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from inferencex.runtime.server.errors import InvalidRequest, ServiceError, body
 from inferencex.runtime.server.http_errors import SlowRequest
@@ -25,10 +26,29 @@ class HeadersTooLarge(ServiceError):
     default_code = "headers_too_large"
 
 
+class OpenTransport:
+    """A transport to which writing is no error once it is closed, as asyncio has it.
+
+    uvloop raises instead, and between a client's leaving and our hearing of it there is time to write.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Write, unless there is nobody to read it."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on everything else."""
+        return getattr(self._transport, name)
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which otherwise takes headers without end and waits for them forever.
 
-    What is no HTTP is answered in the shape of all other errors.
+    What is no HTTP is answered in the shape of all other errors, and HTTP/1.0 without chunks, which it does not know.
     """
 
     header_timeout = HEADER_TIMEOUT
@@ -38,7 +58,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
-        super().connection_made(transport)
+        super().connection_made(OpenTransport(transport))  # type: ignore[arg-type]
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,7 +87,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Hand the request to the application."""
         self._disarm()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle is not before and self.parser.get_http_version() == "1.0":
+            _end_with_the_connection(self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be understood, and close the connection."""
@@ -105,6 +128,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._refusal = SlowRequest(f"the headers did not arrive within {self.header_timeout:g} s")
         self.send_400_response(str(self._refusal))
+
+
+def _end_with_the_connection(cycle: RequestResponseCycle) -> None:
+    """Have an answer without a length end where the connection does (RFC 9112, section 6.3)."""
+    send, unknown_length = cycle.send, False
+
+    async def sending(message: Message) -> None:
+        nonlocal unknown_length
+        if message["type"] == "http.response.start":
+            unknown_length = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if unknown_length:
+                cycle.chunked_encoding = False
+        elif unknown_length:
+            cycle.expected_content_length = len(message.get("body", b""))  # every piece is as long as it should be
+        await send(message)  # type: ignore[arg-type]
+
+    cycle.send = sending  # type: ignore[method-assign, assignment]
 
 
 def protocol_class(header_timeout: float) -> type[Any]:

@@ -27,6 +27,7 @@ class ServerHandle:
         self._settings = settings
         self._running: Running | None = None
         self._error: BaseException | None = None
+        self._closing = False
         self._answered = threading.Event()  # the server is ready, or has failed
         self._llm: LLM | None = None
         self.model = ""
@@ -49,6 +50,7 @@ class ServerHandle:
 
     def close(self) -> None:
         """Stop the server once its requests are done, at the latest after `drain_timeout`, and free its model."""
+        self._closing = True  # for a server that does not listen yet
         if self._running is not None and self._thread.is_alive():
             try:
                 self._running.loop.call_soon_threadsafe(self._running.stop)
@@ -80,6 +82,8 @@ class ServerHandle:
     def listening(self, running: Running) -> None:
         """Remember the server; called by it."""
         self._running = running
+        if self._closing:
+            running.stop()
 
     def ready(self) -> None:
         """Remember the model; called by the server."""

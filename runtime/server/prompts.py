@@ -11,6 +11,7 @@ from inferencex.runtime.llm import LLM
 from inferencex.runtime.server.calls import Call, Chat
 
 _LONG = 16_384  # characters; more takes milliseconds, for which nobody else should wait
+_MESSAGE = 64  # characters that a message counts beside its text, for what a template does with it
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ async def read_prompt(llm: LLM, call: Call) -> Prompt:
     if isinstance(prompt, str):
         return await _aside(len(prompt), llm, prompt, call.add_special_tokens)
     if isinstance(prompt, Chat):
-        size = sum(len(str(message.get("content", ""))) for message in prompt.messages)
-        if size > _LONG:
+        texts = sum(len(str(message.get("content", ""))) for message in prompt.messages)
+        if texts + _MESSAGE * len(prompt.messages) + len(str(prompt.tools)) + len(str(prompt.variables)) > _LONG:
             return await asyncio.to_thread(_read_chat, llm, prompt)
         return _read_chat(llm, prompt)
     return Prompt(None, prompt)

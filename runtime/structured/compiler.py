@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 CACHED_GRAMMARS = 256
+MAX_CHARACTERS = 1 << 18  # of a grammar; one of this size may take ten seconds to compile, and 50 MB
+_CACHED_CHARACTERS = 1 << 20  # of all that are remembered, so that they take no more than some hundred MB
 
 
 class GrammarCompiler:
@@ -47,25 +49,40 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._factories: OrderedDict[Grammar, ConstraintFactory] = OrderedDict()
+        self._num_characters = 0  # of the grammars that are remembered
 
-    def compile(self, grammar: Grammar) -> ConstraintFactory:
-        """Return what makes constraints of a grammar.
-
-        Raises RequestError, with the place where there is one, for a grammar that says what cannot be followed, and
-        where the model has no tokenizer; BackendError where llguidance is not installed.
-        """
-        if not isinstance(grammar, Grammar):
-            raise RequestError(f"the grammar is {grammar!r:.60}; expected a Grammar, such as Grammar.json_schema(...)")
+    def known(self, grammar: Grammar) -> ConstraintFactory | None:
+        """Return what `compile` does for a grammar that it remembers, without waiting; None for others."""
         with self._lock:
             found = self._factories.get(grammar)
             if found is not None:
                 self._factories.move_to_end(grammar)
-                return found
+            return found
+
+    def compile(self, grammar: Grammar) -> ConstraintFactory:
+        """Return what makes constraints of a grammar.
+
+        Raises RequestError, with the place where there is one, for a grammar that says what cannot be followed, for one
+        of more than `MAX_CHARACTERS`, and where the model has no tokenizer; BackendError where llguidance is not
+        installed.
+        """
+        if not isinstance(grammar, Grammar):
+            raise RequestError(f"the grammar is {grammar!r:.60}; expected a Grammar, such as Grammar.json_schema(...)")
+        if len(grammar.text) > MAX_CHARACTERS:
+            raise RequestError(
+                f"the grammar has {len(grammar.text)} characters; at most {MAX_CHARACTERS} can be followed"
+            )
+        found = self.known(grammar)
+        if found is not None:
+            return found
         made = self._compile(grammar)
         with self._lock:
+            if grammar not in self._factories:
+                self._num_characters += len(grammar.text)
             self._factories[grammar] = made
-            while len(self._factories) > self._cached_grammars:
-                self._factories.popitem(last=False)
+            while len(self._factories) > self._cached_grammars or self._num_characters > _CACHED_CHARACTERS:
+                dropped, _ = self._factories.popitem(last=False)
+                self._num_characters -= len(dropped.text)
         return made
 
     def load(self) -> None:

@@ -59,16 +59,38 @@ class _Account:
 class Permit:
     """One request's part of a quota; give it back once it is over. Giving it back again does nothing."""
 
-    def __init__(self, give_back: Callable[[int | None], None]) -> None:
-        self._give_back: Callable[[int | None], None] | None = give_back
-        self._lock = threading.Lock()
+    def __init__(self, quotas: Quotas, caller: Caller, account: _Account, num_tokens: int) -> None:
+        self._quotas = quotas
+        self._caller = caller
+        self._account = account
+        self._reserved = num_tokens
+        self._is_over = False
+
+    def reserve(self, num_tokens: int) -> None:
+        """Reserve that many tokens more, or raise TooManyRequests: then nothing changes."""
+        with self._quotas.lock:
+            self._quotas.take_tokens(self._caller, self._account, num_tokens)
+            self._reserved += num_tokens
 
     def release(self, num_tokens: int | None = None) -> None:
         """End the request, which took `num_tokens` of prompt and output; None: as many as were reserved."""
-        with self._lock:
-            give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back(num_tokens)
+        self._give_back(self._reserved if num_tokens is None else num_tokens, 0)
+
+    def withdraw(self) -> None:
+        """End the request as if it had never been: it was refused for another reason."""
+        self._give_back(0, 1)
+
+    def _give_back(self, used: int, num_requests: int) -> None:
+        account = self._account
+        with self._quotas.lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            account.running -= 1
+            if account.requests is not None:
+                account.requests.take(-num_requests)
+            if account.tokens is not None:
+                account.tokens.take(used - self._reserved)
 
 
 class Quotas:
@@ -82,15 +104,16 @@ class Quotas:
         self._defaults = defaults
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
-    def acquire(self, caller: Caller, num_tokens: int) -> Permit:
+    def acquire(self, caller: Caller, num_tokens: int = 0) -> Permit:
         """Let a request in that may take `num_tokens` of prompt and output, or raise TooManyRequests.
 
-        The tokens are reserved, and corrected when the permit is released. After a raise nothing is held or used;
-        `retry_after` says when the same request would be let in if nothing else was asked meanwhile.
+        What is not known yet can be reserved later. The tokens are corrected when the permit is released. After a
+        raise nothing is held or used; `retry_after` says when the same request would be let in if nothing else was
+        asked meanwhile.
         """
-        with self._lock:
+        with self.lock:
             account = self._account(caller)
             limits = account.limits
             if limits.concurrent is not None and account.running >= limits.concurrent:
@@ -104,29 +127,28 @@ class Quotas:
                     f"the next one is let in in {wait:.1f} s",
                     retry_after=wait,
                 )
-            if account.tokens is not None and (wait := account.tokens.wait_for(num_tokens)) > 0:
-                raise TooManyRequests(
-                    f"{caller.name} may use {limits.tokens_per_minute} tokens a minute, and this request may take "
-                    f"{num_tokens} with its prompt and max_tokens; it would be let in in {wait:.1f} s",
-                    retry_after=wait,
-                )
+            self.take_tokens(caller, account, num_tokens)
             account.running += 1
             if account.requests is not None:
                 account.requests.take(1)
-            if account.tokens is not None:
-                account.tokens.take(num_tokens)
+        return Permit(self, caller, account, num_tokens)
 
-        def give_back(used: int | None) -> None:
-            with self._lock:
-                account.running -= 1
-                if account.tokens is not None and used is not None:
-                    account.tokens.take(used - num_tokens)
-
-        return Permit(give_back)
+    def take_tokens(self, caller: Caller, account: _Account, num_tokens: int) -> None:
+        """Take tokens of a minute's worth, or raise TooManyRequests; called with the lock held."""
+        if account.tokens is None:
+            return
+        wait = account.tokens.wait_for(num_tokens)
+        if wait > 0:
+            raise TooManyRequests(
+                f"{caller.name} may use {account.limits.tokens_per_minute} tokens a minute, and this request may take "
+                f"{num_tokens} with its prompt and max_tokens; it would be let in in {wait:.1f} s",
+                retry_after=wait,
+            )
+        account.tokens.take(num_tokens)
 
     def running(self, caller: Caller) -> int:
         """Return how many requests of a caller are in progress."""
-        with self._lock:
+        with self.lock:
             account = self._accounts.get(caller.name)
             return 0 if account is None else account.running
 

@@ -101,7 +101,7 @@ class ServerSettings(_Section):
     max_n: Count = 16
     """Most answers to one prompt (n and best_of)."""
     max_prompts: Count = 256
-    """Most prompts of one request."""
+    """Most prompts of one request, and most answers to all of them together."""
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """Seconds that a request may take, unless it asks for fewer."""
     body_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0

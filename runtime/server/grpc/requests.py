@@ -20,7 +20,7 @@ from inferencex.runtime.server.grpc.v1 import inference_pb2 as pb
 from inferencex.runtime.server.openai.context import Context
 from inferencex.runtime.server.openai.conversation import Conversation, conversation
 from inferencex.runtime.server.openai.grammars import requested_grammar
-from inferencex.runtime.server.openai.protocol.chat import ChatRequest
+from inferencex.runtime.server.openai.protocol.chat import MAX_MESSAGES, ChatRequest
 from inferencex.runtime.server.openai.protocol.sampling import SamplingFields, StructuredOutputs
 from inferencex.runtime.server.openai.validation import invalid_request
 from inferencex.runtime.server.service import InferenceService
@@ -119,6 +119,13 @@ def _format_blamed(message: pb.ResponseFormat) -> Iterator[None]:
 
 def _chat_body(request: pb.ChatRequest, stream: bool) -> ChatRequest:
     """Return the request as the HTTP API has it, without the fields of `sampling`."""
+    count = len(request.messages) + len(request.tools)
+    if count <= MAX_MESSAGES:
+        count += sum(len(message.tool_calls) for message in request.messages)
+    if count > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"{count} messages, calls and tools; this server takes at most {MAX_MESSAGES}", param="messages"
+        )
     fields: dict[str, Any] = {
         "model": request.model or None,
         "messages": [_message(message) for message in request.messages],

@@ -7,6 +7,10 @@ import re
 
 from inferencex.runtime.server.errors import InvalidRequest
 
+MAX_PARTS = 50_000
+"""Strings, names of fields included, and brackets of one body: each costs more than its bytes where it is read, and
+nobody else is served meanwhile. A conversation of some thousand messages has fewer."""
+
 # Strings as a whole (one that does not end goes on to the end), or one bracket.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
@@ -14,7 +18,8 @@ _LATE_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]")
 
 
 def check_json(body: bytes, max_depth: int) -> None:
-    """Raise InvalidRequest for a body that is not UTF-8, is nested too deeply, or escapes half a character.
+    """Raise InvalidRequest for a body that is not UTF-8, has too many parts, is nested too deeply, or escapes half a
+    character.
 
     Whether it is JSON at all is left to the parser, which can say where it is not.
     """
@@ -23,7 +28,9 @@ def check_json(body: bytes, max_depth: int) -> None:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     depth = 0
-    for token in _TOKENS.finditer(body):
+    for number, token in enumerate(_TOKENS.finditer(body)):
+        if number >= MAX_PARTS:
+            raise InvalidRequest(f"the body has more strings, objects and lists than this server takes ({MAX_PARTS})")
         first = body[token.start()]
         if first in b"[{":
             depth += 1

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -275,8 +275,7 @@ class ModelRegistry:
             return
         model.start()
         version.is_ready(model, seconds)
-        for observer in self._observers:
-            observer.model_loaded(model, seconds)
+        self._tell(lambda observer: observer.model_loaded(model, seconds))
         _LOG.info(
             "%s@%s: ready after %.1f s; %s",
             version.uid,
@@ -310,8 +309,7 @@ class ModelRegistry:
             self._forget(deployment, version)
             return
         version.has_failed(error)
-        for observer in self._observers:
-            observer.model_failed(version.uid, error)
+        self._tell(lambda observer: observer.model_failed(version.uid, error))
 
     def _switch(self, deployment: Deployment, version: Version) -> None:
         """Give a version that is ready its traffic. Nothing waits in here, so no request sees half of it."""
@@ -357,18 +355,28 @@ class ModelRegistry:
             )
         told = Unavailable(f"the model {version.uid!r} was unloaded before it was done", code="model_unloading")
         await in_background(f"unload-{version.uid}", partial(model.stop, told))
-        for observer in self._observers:
-            observer.model_unloaded(model)
+        self._tell(partial(_unloaded, model))
         self._forget(deployment, version)
         del model
         gc.collect()  # what loading made refers to itself in places, and its memory is wanted back now
         _LOG.info("%s@%s: unloaded", version.uid, version.name)
+
+    def _tell(self, what: Callable[[ModelObserver], None]) -> None:
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:  # of any kind: what fails is a measurement, and the model is sound
+                _LOG.exception("%s failed to note what became of a model", type(observer).__name__)
 
     def _forget(self, deployment: Deployment, version: Version) -> None:
         version.is_gone()
         deployment.forget(version)
         if not deployment.versions and self._deployments.get(deployment.uid) is deployment:
             del self._deployments[deployment.uid]
+
+
+def _unloaded(model: ServedModel, observer: ModelObserver) -> None:
+    observer.model_unloaded(model)
 
 
 def _key(caller: Caller | None) -> str | None:

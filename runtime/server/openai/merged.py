@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from inferencex.runtime.outputs import CompletionDelta
-from inferencex.runtime.server.errors import ServiceError
 from inferencex.runtime.server.generation import Generation
 
 
@@ -16,13 +15,13 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
         async for delta in generations[0]:
             yield 0, delta
         return
-    arrived: asyncio.Queue[tuple[int, CompletionDelta | ServiceError | None]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, CompletionDelta | Exception | None]] = asyncio.Queue()
 
     async def pump(place: int, generation: Generation) -> None:
         try:
             async for delta in generation:
                 arrived.put_nowait((place, delta))
-        except ServiceError as error:
+        except Exception as error:  # also a defect: otherwise the others would be waited with for ever
             arrived.put_nowait((place, error))
         arrived.put_nowait((place, None))
 
@@ -33,7 +32,7 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
             place, item = await arrived.get()
             if item is None:
                 left -= 1
-            elif isinstance(item, ServiceError):
+            elif isinstance(item, Exception):
                 raise item
             else:
                 yield place, item

@@ -13,6 +13,8 @@ from pydantic_core import from_json
 
 from inferencex.runtime.server.openai.validation import invalid_request
 
+_MOST_ERRORS = 64  # that are looked at, to tell of one
+
 
 class _StrictRequest(Request):
     """Reads JSON as the standard has it: UTF-8, no NaN, no nesting without end, numbers of any size."""
@@ -36,6 +38,6 @@ class StrictRoute(APIRoute):
             try:
                 return await handle(_StrictRequest(request.scope, request.receive))
             except RequestValidationError as error:
-                raise invalid_request(error.errors(), model) from error
+                raise invalid_request(error.errors()[:_MOST_ERRORS], model) from error
 
         return handler

@@ -193,8 +193,8 @@ class Session:
         except Exception:  # a defect; the client is told no more than that, and the log everything
             _LOG.exception("a generation of a WebSocket failed")
             self._put_error(Failed("the server failed to serve the request"), name)
-        # Not when it is cancelled: the id may be another generation's by then.
-        del self._generations[name]
+        if self._generations.get(name) is asyncio.current_task():  # cancelled, the id may be another generation's
+            del self._generations[name]
 
     def _put(self, message: Mapping[str, Any]) -> None:
         try:

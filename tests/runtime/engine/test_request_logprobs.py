@@ -85,6 +85,24 @@ def test_prompt_logprobs_in_pieces_and_after_a_prefix_hit(hash_model: Any, chunk
         recorder.check(entry, tuple(PROMPT[:position]), PROMPT[position], count)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+@pytest.mark.parametrize("start", [0, 1, 6, 9, 10, 40])
+def test_prompt_logprobs_from_a_position_on(hash_model: Any, chunk: int, start: int) -> None:
+    """What comes before is taken from the prefix cache, as far as it makes whole blocks of 4, and not reported."""
+    model = hash_model()
+    recorder = Recorder(model)
+    options = SchedulerOptions(max_num_batched_tokens=chunk)
+    output = ask(model, options, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(PROMPT)
+    for position, entry in enumerate(output.prompt_logprobs):
+        assert (entry is None) == (position < max(start, 1))
+        if entry is not None:
+            recorder.check(entry, tuple(PROMPT[:position]), PROMPT[position], 0)
+    assert output.num_cached_tokens == min(max(start - 1, 0), len(PROMPT) - 1) // 4 * 4
+    rows = max(0, len(PROMPT) - max(start, 1))
+    assert sum(len(batch.logit_rows) for batch in model.batches) == 2 * (rows + 5)
+
+
 def test_a_step_returns_a_bounded_number_of_prompt_rows(hash_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hash_model()
     monkeypatch.setattr(scheduler, "_PROMPT_LOGPROB_BYTES", 4 * model.facts.vocab_size * 3)

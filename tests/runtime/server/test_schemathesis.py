@@ -29,7 +29,8 @@ from tests.runtime.server.running import RunningServer
 
 ADMIN_KEY, KEY = "the-admin-key", "a-user-key"
 SEED = 1
-MAX_EXAMPLES = 25  # of each operation
+MAX_EXAMPLES = 20  # of each operation
+NEEDS_SENSE = ("/v1/models", "/detokenize")  # bodies that fit the description name bundles or tokens there are not
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -69,6 +70,7 @@ def test_answers_are_as_described(server: RunningServer, mode: GenerationMode) -
 
 def exercise(operation: APIOperation, mode: GenerationMode) -> None:
     """Send what one operation may be sent, and check the answers."""
+    statuses: set[int] = set()
 
     @hypothesis.seed(SEED)
     @hypothesis.settings(
@@ -80,9 +82,14 @@ def exercise(operation: APIOperation, mode: GenerationMode) -> None:
     )
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
-        case.call_and_validate(headers={"Authorization": f"Bearer {ADMIN_KEY}"}, checks=CHECKS, timeout=30)
+        answer = case.call_and_validate(headers={"Authorization": f"Bearer {ADMIN_KEY}"}, checks=CHECKS, timeout=30)
+        statuses.add(answer.status_code)
 
     try:
         send()
     except hypothesis.errors.Unsatisfiable:  # nothing can be wrong with a request that takes nothing
         assert mode is GenerationMode.NEGATIVE
+    else:
+        assert statuses, f"nothing was sent to {operation.label}"
+        if mode is GenerationMode.POSITIVE and "{" not in operation.path:
+            assert any(status < 300 for status in statuses) or operation.path in NEEDS_SENSE, operation.label

@@ -142,6 +142,24 @@ def test_grammars_are_compiled_once(tokenizer: Tokenizer) -> None:
     assert len({schema, Grammar.json_schema(POINT), digits}) == 2
 
 
+def test_what_is_remembered_is_bounded_in_size(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencex.runtime.structured.compiler._CACHED_CHARACTERS", 100)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    first, second, third = (Grammar.regex(letter * 45) for letter in "abc")
+    for grammar in (first, second, first, third):
+        assert compiler.known(grammar) is None or grammar is first
+        made = compiler.compile(grammar)
+        assert compiler.known(grammar) is made
+    assert compiler.known(second) is None and compiler.known(first) is not None
+    compiler.compile(Grammar.regex("d" * 200))
+    assert [compiler.known(grammar) for grammar in (first, third)] == [None, None]
+
+
+def test_a_grammar_of_any_length_is_not_even_tried(compiler: GrammarCompiler) -> None:
+    with pytest.raises(RequestError, match="the grammar has 262145 characters; at most 262144 can be followed"):
+        compiler.compile(Grammar.regex("a" * (1 << 18) + "b"))
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [

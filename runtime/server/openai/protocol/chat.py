@@ -11,6 +11,7 @@ from inferencex.runtime.server.openai.protocol.sampling import MaxTokens, Sampli
 from inferencex.runtime.server.openai.protocol.usage import Usage
 
 MAX_LOGPROBS = 20
+MAX_MESSAGES = 1 << 14
 FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -47,9 +48,9 @@ class Message(_Open):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -71,6 +72,10 @@ class Tool(Request):
     function: Function
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Field(fail_fast=True)]
+
+
 class _NamedFunction(Request):
     name: FunctionName
 
@@ -85,13 +90,13 @@ class NamedToolChoice(Request):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     """Most tokens of an answer; by default as many as fit."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None

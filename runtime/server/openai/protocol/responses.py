@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from inferencex.runtime.server.openai.protocol.base import MAX_INTEGER, Ignored, Object, Request, Response, Texts
-from inferencex.runtime.server.openai.protocol.chat import MAX_LOGPROBS, ContentPart, FunctionName, TokenLogprob
+from inferencex.runtime.server.openai.protocol.chat import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    ContentPart,
+    FunctionName,
+    TokenLogprob,
+)
 from inferencex.runtime.server.openai.protocol.sampling import Seed
 
 
@@ -20,11 +26,11 @@ class InputItem(BaseModel):
 
     type: Annotated[str, Field(max_length=64)] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
     name: FunctionName | None = None
     arguments: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
 
 class TextFormat(Request):
@@ -79,7 +85,7 @@ class ResponsesStreamOptions(Request):
 class ResponsesRequest(Request):
     """Something to answer."""
 
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = Field(default=None, max_length=512)
     instructions: str | None = None
     """A system message in front of the input."""
@@ -90,7 +96,7 @@ class ResponsesRequest(Request):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

@@ -53,7 +53,7 @@ class StructuredOutputs(Request):
     """A JSON schema, as an object or as its text."""
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[Texts, Field(min_length=1)] | None = None
     grammar: str | None = None
     """A grammar in Lark's notation."""
 
@@ -96,7 +96,7 @@ class SamplingFields(Request):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Object | str | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[Texts, Field(min_length=1)] | None = None
     guided_grammar: str | None = None
 
     user: Ignored = None

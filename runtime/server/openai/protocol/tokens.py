@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
 from inferencex.runtime.server.openai.protocol.base import Request, Response, TokenIds
-from inferencex.runtime.server.openai.protocol.chat import Message, Tool
+from inferencex.runtime.server.openai.protocol.chat import Messages, Tools
 
 
 class TokenizeRequest(Request):
@@ -15,8 +15,8 @@ class TokenizeRequest(Request):
 
     model: str | None = Field(default=None, max_length=512)
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     """Whether to add the tokens that the model expects around a text; true for a prompt, false for messages."""
     add_generation_prompt: bool | None = None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferencex.runtime.server.access.quotas import Permit, Quotas
+from inferencex.runtime.server.access.quotas import Quotas
 from inferencex.runtime.server.calls import ANONYMOUS, Caller, CallerLimits
 from inferencex.runtime.server.errors import TooManyRequests
 
@@ -72,6 +72,25 @@ def test_what_was_not_corrected_counts_as_used() -> None:
     refused(quotas, who, 101)
 
 
+def test_tokens_that_become_known_later_are_reserved_then() -> None:
+    quotas, who = Quotas(clock=Clock()), caller(concurrent=2, requests_per_minute=3, tokens_per_minute=600)
+    first = quotas.acquire(who)
+    first.reserve(500)
+    second = quotas.acquire(who)
+    with pytest.raises(TooManyRequests, match="may take 200 with its prompt") as caught:
+        second.reserve(200)
+    assert caught.value.retry_after == pytest.approx(10)
+    second.withdraw()  # as if it had not been asked
+    second.withdraw()
+    second.release(50)
+    assert quotas.running(who) == 1
+    quotas.acquire(who, 100)
+    refused(quotas, who)  # both seats are taken
+    first.release(0)
+    quotas.acquire(who, 500)
+    refused(quotas, who)
+
+
 def test_a_request_of_more_than_a_minutes_worth_is_let_in_when_nothing_is_used() -> None:
     clock = Clock()
     quotas, who = Quotas(clock=clock), caller(tokens_per_minute=60)
@@ -128,8 +147,10 @@ def test_the_rate_holds_over_time_and_retry_after_is_right(limit: int, steps: li
 def test_a_permit_survives_being_released_by_several_threads() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    calls: list[int | None] = []
-    permit = Permit(calls.append)
+    quotas, who = Quotas(clock=Clock()), caller(concurrent=2, tokens_per_minute=100)
+    permit, _ = quotas.acquire(who, 10), quotas.acquire(who, 90)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: permit.release(3), range(64)))
-    assert calls == [3]
+    assert quotas.running(who) == 1
+    quotas.acquire(who, 7).release(0)
+    refused(quotas, who, 8)

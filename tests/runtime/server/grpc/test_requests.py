@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -38,6 +38,7 @@ EVERY_FIELD: dict[str, Any] = {
     "ignore_eos": True,
     "logprobs": 0,
     "prompt_logprobs": 2,
+    "prompt_logprobs_start": 3,
     "skip_special_tokens": False,
 }
 FORMATS = [
@@ -54,6 +55,17 @@ def test_every_sampling_field_arrives() -> None:
     assert set(EVERY_FIELD) == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
     request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(**EVERY_FIELD))
     assert generate_call(request, INCOMING, stream=False).params == SamplingParams(**EVERY_FIELD)
+
+
+def test_very_many_messages_are_refused_before_they_are_read() -> None:
+    call = pb.ToolCall(id="c", name="f", arguments="{}")
+    for request in (
+        pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")] * 16385),
+        pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], tools=["{}"] * 16384),
+        pb.ChatRequest(messages=[pb.ChatMessage(role="assistant", tool_calls=[call] * 16384)]),
+    ):
+        with pytest.raises(InvalidRequest, match="16385 messages, calls and tools; this server takes at most 16384"):
+            read_chat(request, INCOMING, cast(Any, None), stream=False)
 
 
 def test_fields_that_are_not_set_are_the_model_s_to_choose() -> None:

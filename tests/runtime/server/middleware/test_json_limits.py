@@ -41,6 +41,18 @@ def test_deep_nesting_is_refused_before_it_is_parsed(body: bytes) -> None:
         check_json(body, 64)
 
 
+@pytest.mark.parametrize("part", [b'{"role": "user"}', b"[1]", b'"a"', b"{}"])
+def test_a_body_of_very_many_parts_is_refused_before_it_is_parsed(part: bytes) -> None:
+    check_json(b"[" + b",".join([part] * 10_000) + b"]", 64)
+    with pytest.raises(InvalidRequest, match=r"more strings, objects and lists than this server takes \(50000\)"):
+        check_json(b"[" + b",".join([part] * 100_000) + b"]", 64)
+
+
+def test_long_texts_and_many_numbers_are_few_parts() -> None:
+    check_json(b'{"prompt": "' + b"[{," * 300_000 + b'"}', 64)
+    check_json(b'{"prompt": [' + b",".join([b"17"] * 300_000) + b"]}", 64)
+
+
 @pytest.mark.parametrize("body", [b"\xff", b'{"a": "\xc3"}', b"\xed\xa0\xbd", '{"a": 1}'.encode("utf-16")])
 def test_what_is_not_utf8_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not UTF-8"):

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from inferencex.formats.errors import BundleError, InferenceXError, OptionError
 from inferencex.runtime import SamplingParams, launch_model
+from inferencex.runtime.server.config.settings import Settings
+from inferencex.runtime.server.launch import ServerHandle
+from inferencex.runtime.server.run import Running
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -113,3 +117,22 @@ def test_importing_the_runtime_does_not_import_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_server_that_is_closed_before_it_listens_stops_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, stopped = ServerHandle(Settings()), threading.Event()
+    running = Running("", cast(Any, None), cast(Any, None), stopped.set)
+
+    class Starting:
+        """A thread on which the server begins to listen while somebody waits for its end."""
+
+        def is_alive(self) -> bool:
+            return True
+
+        def join(self) -> None:
+            handle.listening(running)
+            assert stopped.is_set()
+
+    monkeypatch.setattr(handle, "_thread", Starting())
+    handle.close()
+    assert stopped.is_set()

@@ -362,3 +362,28 @@ def test_the_server_is_ready_when_every_required_model_is(loader: HashLoader, te
         await registry.close()
 
     asyncio.run(scenario())
+
+
+def test_an_observer_that_fails_holds_up_no_model(
+    loader: HashLoader, text_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Events):
+        def model_loaded(self, model: ServedModel, seconds: float) -> None:
+            super().model_loaded(model, seconds)
+            raise OSError("no measurements today")
+
+        def model_unloaded(self, model: ServedModel) -> None:
+            super().model_unloaded(model)
+            raise OSError("no measurements today")
+
+    async def scenario() -> None:
+        broken, sound = Broken(), Events()
+        registry = ModelRegistry(loader=loader, observers=[broken, sound])
+        await registry.load(LoadRequest("m", text_bundle)).loaded()
+        with registry.resolve("m") as lease:
+            await ask(lease.model, "r")
+        await asyncio.wait_for(registry.close(), 30)
+        assert broken.told == sound.told == ["loaded m@1", "unloaded m@1"]
+
+    asyncio.run(scenario())
+    assert "no measurements today" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 from inferencex.runtime.server.service import ServiceLimits
@@ -196,13 +197,27 @@ def test_limits_of_the_server(served: Serve) -> None:
 
 def test_a_request_may_take_only_so_long(served: Serve) -> None:
     async def scenario(served: Served) -> None:
+        model: Any = served.llm.engine.executable
+        told, steps = threading.Event(), 0
+
+        def linger(batch: Any) -> None:  # once the answer has begun, until the client knows that it took too long
+            nonlocal steps
+            steps += 1
+            assert steps < 5 or told.wait(30)
+
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+        model.before_step = linger
         assert (await served.refused(COMPLETIONS, body, 504))["code"] == "timeout"
+        told.set()
+        await served.service.drained()
+        told.clear()
+        steps = 0
         answer = await served.client.post(COMPLETIONS, json={**body, "stream": True})
+        told.set()
         assert json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]["code"] == "timeout"
         assert (await served.refused(COMPLETIONS, {**body, "timeout": 0.5}))["param"] == "timeout"
 
-    served(scenario, limits=ServiceLimits(request_timeout=0.1))
+    served(scenario, limits=ServiceLimits(request_timeout=0.5))
 
 
 def test_errors_of_a_stream(served: Serve) -> None:
