@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from inferencex.convert.quantize.composition import Composition
 from inferencex.convert.quantize.refine.blockwise import BLOCK_SCHEDULE
 from inferencex.convert.source.base import Checkpoint
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.formats.bundle.staging import scratch_folder
 from inferencex.formats.kv_cache import KVFormat
 
 BLOCK_REFINEMENT = BLOCK_SCHEDULE
@@ -78,9 +78,7 @@ class CalibrationStage:
         `progress(done, total, what)` is called after each block. Raises OptionError, SourceError or
         QuantizationError; KeyboardInterrupt says how to go on.
         """
-        parent = self.output.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{self.output.name}.calibration-", dir=parent) as scratch:
+        with scratch_folder(self.output) as scratch:
             fingerprint = {
                 **conversion_fingerprint(self.checkpoint, data, self.effort),
                 "plans": [
@@ -89,8 +87,8 @@ class CalibrationStage:
                 ],
                 "kv_cache": self.kv_cache,
             }
-            work = WorkDir(self.work_dir or Path(scratch) / "work", fingerprint)
-            activations = Path(scratch) / "activations"
+            work = WorkDir(self.work_dir or scratch / "work", fingerprint)
+            activations = scratch / "activations"
             activations.mkdir()
             threads = self.threads or len(os.sched_getaffinity(0))
             calibration = BlockwiseCalibration(

@@ -53,6 +53,8 @@ class MixedPrecision:
 
     other_bytes: what a bundle takes beside the weights whose format is chosen, about. Raises OptionError for a budget
     that no choice keeps to.
+
+    remark: what a user should know of the budget; None where it is nothing
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class MixedPrecision:
         if not self._free:
             raise OptionError(f"{budget}: the model has no weights whose format could be chosen; leave it out")
         self._parameters = sum(math.prod(self._plans[0][place].shape) for place in self._free.values())
+        self.remark: str | None = None
         self._refuse_impossible()
         self.attempts: list[Attempt] = []
         self._tried: list[Allocation] = []
@@ -94,6 +97,14 @@ class MixedPrecision:
     def _refuse_impossible(self) -> None:
         sizes = [sum(plans[p].stored_bytes(0, _HALF) for p in self._free.values()) for plans in self._plans]
         low, high = min(sizes), max(sizes)
+        other = 0 if self.budget.kind == "bits" else self._other
+        limit = self._bytes_of_bits(self.budget.limit) if self.budget.kind == "bits" else self.budget.limit
+        if self.budget.kind != "kl" and limit >= high + other:
+            self.remark = f"{self.budget} is no limit: the most that formats take is " + (
+                f"{8 * high / self._parameters:.3f} bits a weight"
+                if self.budget.kind == "bits"
+                else f"about {(high + other) / 1e6:.1f} MB"
+            )
         if self.budget.kind == "bits" and self._bytes_of_bits(self.budget.limit) < low:
             raise OptionError(
                 f"{self.budget} is less than any choice of formats takes: from {8 * low / self._parameters:.3f} to "

@@ -16,6 +16,7 @@ from inferencex.convert.bundle_maker import DTYPES, BundleMaker
 from inferencex.convert.calibrate.data import CalibrationOptions, fitting_length
 from inferencex.convert.calibrate.model_text import model_text
 from inferencex.convert.calibrate.self_text import Sampler
+from inferencex.convert.calibrate.work_dir import check_work_dir
 from inferencex.convert.capture import capture
 from inferencex.convert.context import beyond_declared, context_length
 from inferencex.convert.keep_packed import (
@@ -135,6 +136,8 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
     report.seconds = stages.seconds
     named = Path(options.model_id).expanduser()
     check_destination(options.output, overwrite=options.overwrite, source=named if named.exists() else None)
+    if options.work_dir is not None:
+        check_work_dir(options.work_dir, output=options.output, source=named if named.exists() else None)
     with stages("open"):
         checkpoint = open_checkpoint(
             options.model_id,
@@ -163,6 +166,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         plans = plan_quantization(roles, options.scheme)
         packing = find_packed(optimized.model, roles, sources)
         refuse_requantized(plans, packing)
+        _refuse_nothing_left(plans, options)
         if options.effort == "best":
             check_memory(plans)
         report.notes.extend(beyond_declared(checkpoint.config, max_model_len))
@@ -174,6 +178,7 @@ def convert(options: ConvertOptions, observer: Observer) -> Report:
         if options.budget is not None:
             other = _bytes_beside(optimized.model, plans, sources, checkpoint.files, DTYPES.get(options.dtype))
             mixed = MixedPrecision(roles, options.scheme, options.budget, other)
+            report.notes.extend([] if mixed.remark is None else [mixed.remark])
     for text in (*report.warnings, *report.notes):
         observer.note(text)
     maker = BundleMaker(
@@ -237,6 +242,15 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _refuse_nothing_left(plans: Sequence[TensorPlan], options: ConvertOptions) -> None:
+    """Refuse to quantize a model of which every weight is excluded."""
+    if options.scheme.linear is not None and options.scheme.exclude and not any(plan.scheme for plan in plans):
+        raise OptionError(
+            f"--exclude {' '.join(map(repr, options.scheme.exclude))} leaves nothing for --quantization "
+            f"{options.scheme.name}; exclude less, or give --quantization none"
+        )
 
 
 def _remarks(plans: Sequence[TensorPlan]) -> list[str]:

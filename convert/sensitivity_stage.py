@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from inferencex.convert.calibrate.sensitivity import Candidate, Sensitivities, S
 from inferencex.convert.calibrate.work_dir import FinishedBlock, WorkDir
 from inferencex.convert.quantize import TensorScheme
 from inferencex.convert.source.parameter import ParameterSource
+from inferencex.formats.bundle.staging import scratch_folder
 
 _MEASURED = "sensitivity"
 _ACTIVATION_BYTES = 2 << 30  # more go to disk; no result depends on it
@@ -45,10 +45,8 @@ class SensitivityStage:
         """
         if self.work is not None and self.work.finished(_MEASURED):
             return _restored(self.work.load(_MEASURED))
-        with tempfile.TemporaryDirectory(
-            prefix=f".{self.output.name}.sensitivity-", dir=self.output.absolute().parent
-        ) as scratch:
-            limits = CalibrationLimits(_ACTIVATION_BYTES, Path(scratch), self.threads or len(os.sched_getaffinity(0)))
+        with scratch_folder(self.output) as scratch:
+            limits = CalibrationLimits(_ACTIVATION_BYTES, scratch, self.threads or len(os.sched_getaffinity(0)))
             measurement = SensitivityMeasurement(
                 self.model,
                 self.schemes,

@@ -61,7 +61,7 @@ class CalibrationOptions:
         if self.held_out < 1:
             raise OptionError(f"held_out is {self.held_out}, expected at least one window")
         if not 0 <= self.seed < _MAX_SEED:
-            raise OptionError(f"the seed of calibration is {self.seed}, expected a number from 0 to {_MAX_SEED - 1}")
+            raise OptionError(f"--calibration-seed {self.seed}: expected a number from 0 to {_MAX_SEED - 1}")
         self.text_source()
 
     def text_source(self) -> TextSource | None:
@@ -90,6 +90,11 @@ def fitting_length(options: CalibrationOptions | None, positions: int) -> Calibr
         return options
     if options.length == CalibrationOptions.length and positions >= MIN_LENGTH:
         return replace(options, length=positions)
+    if positions < MIN_LENGTH:
+        raise OptionError(
+            f"the bundle will have {positions} positions, and calibration takes windows of at least {MIN_LENGTH} "
+            "tokens; give a larger --max-model-len, or a method without calibration, such as rtn-int4"
+        )
     raise OptionError(
         f"--calibration-length {options.length} is more than the {positions} positions that the bundle will have; give "
         f"at most {positions}, or a larger --max-model-len"

@@ -103,7 +103,7 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
         return message
     rest = {name: value for name, value in message.items() if name not in ("from", "value")}
     role = message["from"]
-    return {"role": _ROLES.get(role, role), "content": message.get("value"), **rest}
+    return {"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": message.get("value"), **rest}
 
 
 def sections(chunks: Iterable[str], longest: int) -> Iterator[str]:

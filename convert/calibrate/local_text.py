@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 256
 def is_local(name: str) -> bool:
     """Whether `name` is meant as files: it exists, or is written like them."""
     first = name.split(",")[0].strip()
-    return any(Path(part).expanduser().exists() for part in (name, first)) or first.endswith(SUFFIXES)
+    return any(_path(part).exists() for part in (name, first)) or first.endswith(SUFFIXES)
 
 
 class LocalText:
@@ -43,6 +43,9 @@ class LocalText:
         self.paths = _files(name)
         self.name = ",".join(path.name for path in self.paths)
         self._column = column
+        texts = [path for path in self.paths if path.suffix in TEXT_SUFFIXES]
+        if column is not None and texts:
+            raise OptionError(f"--calibration {texts[0]}#{column}: a text file has no columns; leave #{column} out")
         if find_spec("pyarrow") is None:
             for path in self.paths:
                 if path.suffix in PARQUET_SUFFIXES:
@@ -82,9 +85,17 @@ class LocalText:
                 yield document
 
 
+def _path(name: str) -> Path:
+    """Return the path that `name` means, `~` replaced. Raises OptionError for the home of nobody."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise OptionError(f"--calibration {name}: there is no such user's home folder; write the path out") from error
+
+
 def _files(name: str) -> list[Path]:
-    whole = Path(name).expanduser()
-    parts = [whole] if whole.exists() else [Path(part.strip()).expanduser() for part in name.split(",")]
+    whole = _path(name)
+    parts = [whole] if whole.exists() else [_path(part.strip()) for part in name.split(",")]
     files: list[Path] = []
     for part in parts:
         if part.is_dir():
@@ -94,6 +105,9 @@ def _files(name: str) -> list[Path]:
             files += inside
         elif not part.exists():
             raise OptionError(f"--calibration {part}: there is no such file")
+        elif not part.is_file():
+            # Pipes, sockets and devices: text is read more than once, and what never ends must not be waited for.
+            raise OptionError(f"--calibration {part}: is not a regular file; write the text to one first")
         elif part.suffix not in SUFFIXES:
             raise OptionError(
                 f"--calibration {part}: expected a file that ends in {', '.join(SUFFIXES)}; rename it if it is one"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.convert.calibrate.self_text import Sampler
+from inferencex.formats.bundle.staging import scratch_folder
 
 
 def model_text(make_bundle: Callable[[Path], None], beside: Path, threads: int | None) -> Sampler:
@@ -24,8 +24,8 @@ def model_text(make_bundle: Callable[[Path], None], beside: Path, threads: int |
         from inferencex.runtime.llm import LLM
         from inferencex.runtime.params import SamplingParams
 
-        with tempfile.TemporaryDirectory(prefix=f".{beside.name}.text-", dir=beside.absolute().parent) as scratch:
-            bundle = Path(scratch) / "bundle"
+        with scratch_folder(beside) as scratch:
+            bundle = scratch / "bundle"
             make_bundle(bundle)
             llm = LLM(bundle, max_model_len=length, threads=threads, load_tokenizer=False)
             missing = length - starts.shape[1]

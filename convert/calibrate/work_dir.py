@@ -28,7 +28,7 @@ from inferencex.formats.errors import OptionError, QuantizationError
 from inferencex.formats.packing import QuantizedTensor
 
 _DESCRIPTION = "work.json"
-_VERSION = 2
+_VERSION = 3
 _PARTIAL = "work.partial"
 _LOCK = ".lock"
 _CONTENTS = "contents"
@@ -69,16 +69,9 @@ class WorkDir:
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
         self.path = path
         wanted = {"version": _VERSION, **json.loads(json.dumps(fingerprint))}
-        if path.exists() and not path.is_dir():
-            raise OptionError(f"--work-dir {path} is a file; give a directory")
+        _refuse_foreign(path)
         path.mkdir(parents=True, exist_ok=True)
         description = path / _DESCRIPTION
-        others = [file.name for file in path.iterdir() if file.name not in (_LOCK, _PARTIAL)]
-        if others and not description.exists():
-            raise OptionError(
-                f"--work-dir {path} holds files that are not of a conversion ({others[0]}); "
-                "give an empty or a new directory"
-            )
         self._lock = _locked(path)
         try:
             if description.exists():
@@ -100,9 +93,11 @@ class WorkDir:
     def save(self, index: int | str, block: FinishedBlock) -> None:
         """Keep a block, or under a name what goes over all blocks.
 
-        After this returns it survives a crash of the process, and of the machine.
+        After this returns it survives a crash of the process, and of the machine. Raises QuantizationError where it
+        cannot be written.
         """
         contents: dict[str, Any] = {
+            "block": self._file(index).name,
             "report": block.report,
             "kv_report": block.kv_report,
             "input_ranges": block.input_ranges,
@@ -120,7 +115,14 @@ class WorkDir:
                 entry[part.name] = _put(tensors, key, value) if isinstance(value, np.ndarray) else {"value": value}
             contents["quantized"][name] = entry
         temporary = self._file(index).with_suffix(".partial")
-        save_file(tensors, temporary, metadata={_CONTENTS: json.dumps(contents, sort_keys=True)})
+        try:
+            save_file(tensors, temporary, metadata={_CONTENTS: json.dumps(contents, sort_keys=True)})
+        except (safetensors.SafetensorError, OSError) as error:
+            temporary.unlink(missing_ok=True)
+            raise QuantizationError(
+                f"{self._file(index)}: cannot be written ({error}); once that is put right, the same command with "
+                "--work-dir goes on from the blocks that are finished"
+            ) from error
         _commit(temporary, self._file(index))
 
     def load(self, index: int | str) -> FinishedBlock:
@@ -138,6 +140,10 @@ class WorkDir:
             raise QuantizationError(
                 f"{path}: a finished block that cannot be read ({error}); delete this file, and it is made again"
             ) from error
+        if contents["block"] != path.name:
+            raise QuantizationError(
+                f"{path}: holds what was finished as {contents['block']}; delete this file, and it is made again"
+            )
         return FinishedBlock(
             quantized,
             **arrays,
@@ -149,6 +155,41 @@ class WorkDir:
     def _file(self, index: int | str) -> Path:
         name = index if isinstance(index, str) else f"block-{index:05d}"
         return self.path / f"{name}.safetensors"
+
+
+def check_work_dir(path: Path, *, output: Path, source: Path | None) -> None:
+    """Refuse, before any work, a directory that cannot be used; raises OptionError.
+
+    output:  the bundle to be
+    source:  the file or folder of the model, where it is on this machine
+    """
+    target, bundle = path.resolve(), output.resolve()
+    if target.is_relative_to(bundle) or bundle.is_relative_to(target):
+        raise OptionError(f"--work-dir {path} is --output, lies in it or holds it; give a directory of its own")
+    if source is not None and source.is_dir() and target.is_relative_to(source.resolve()):
+        raise OptionError(f"--work-dir {path} is or lies in the model's folder; give a directory outside of it")
+    if path.is_symlink() and not path.exists():
+        raise OptionError(f"--work-dir {path} is a symbolic link to nothing; give a directory")
+    _refuse_foreign(path)
+    existing = next(folder for folder in (target, *target.parents) if folder.exists())
+    if not existing.is_dir():
+        raise OptionError(f"--work-dir {path}: {existing} is a file; give another directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OptionError(f"--work-dir {path}: {existing} cannot be written to; give another directory")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse what is no directory, or one with files but without a description of a conversion."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise OptionError(f"--work-dir {path} is a file; give a directory")
+    others = sorted(file.name for file in path.iterdir() if file.name not in (_LOCK, _PARTIAL))
+    if others and _DESCRIPTION not in others:
+        raise OptionError(
+            f"--work-dir {path} holds files that are not of a conversion ({others[0]}); "
+            "give an empty or a new directory"
+        )
 
 
 def _locked(path: Path) -> IO[bytes]:
@@ -188,12 +229,25 @@ def _check_same(path: Path, found: Any, wanted: Mapping[str, Any]) -> None:
         raise OptionError(f"{path / _DESCRIPTION} is not the description of a conversion; give another --work-dir")
     differing = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
     if differing:
-        key = differing[0]
+        where, was, now = _first_difference(found, dict(wanted))
         raise OptionError(
             f"--work-dir {path} holds blocks of a different conversion: {', '.join(differing)} differ"
-            f" ({key} was {_short(found.get(key))}, is {_short(wanted.get(key))}). "
-            "Give another directory, or delete this one"
+            f" ({where} was {_short(was)}, is {_short(now)}). Give another directory, or delete this one"
         )
+
+
+def _first_difference(found: Any, wanted: Any, where: str = "") -> tuple[str, Any, Any]:
+    """Return the place of the first, innermost difference of two JSON values, and both values there."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted({*found, *wanted}):
+            if found.get(key) != wanted.get(key):
+                return _first_difference(found.get(key), wanted.get(key), f"{where}.{key}" if where else key)
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for index, (was, now) in enumerate(zip(found, wanted, strict=True)):
+            if was != now:
+                named = was[0] if isinstance(was, list) and was and isinstance(was[0], str) else index
+                return _first_difference(was, now, f"{where}[{named}]")
+    return where, found, wanted
 
 
 def _short(value: Any) -> str:

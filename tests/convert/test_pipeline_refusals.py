@@ -150,3 +150,32 @@ def test_what_cannot_be_recorded_names_the_model(source: Path) -> None:
 def test_damaged_side_files_are_named_in_the_source(source: Path, verify: bool) -> None:
     (source / "tokenizer.json").write_text("garbage")
     _refused(source, SourceError, f"{source}/tokenizer.json: is not a usable tokenizer", verify=verify)
+
+
+def test_work_directories_in_the_way_are_refused_before_any_work(source: Path) -> None:
+    for place in ("out", "out/work", "source", "source/work"):
+        _refused(
+            source,
+            OptionError,
+            "--work-dir .* is or lies|--work-dir .* is --output",
+            scheme="gptq-int4",
+            work_dir=source.parent / place,
+        )
+    assert not (source / "work").exists()
+
+
+def test_windows_that_no_length_fits(source: Path) -> None:
+    _refused(
+        source,
+        OptionError,
+        "16 positions, and calibration takes windows of at least 32",
+        scheme="gptq-int4",
+        max_model_len=16,
+    )
+
+
+def test_quantization_with_every_weight_excluded(source: Path) -> None:
+    scheme = parse_scheme("rtn-int4", exclude=["*"])
+    with pytest.raises(OptionError, match=r"--exclude '\*' leaves nothing for --quantization rtn-int4"):
+        convert(ConvertOptions(str(source), source.parent / "out", scheme), Quiet())
+    assert not (source.parent / "out").exists()

@@ -191,7 +191,7 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
         ({"samples": 0}, "--calibration-samples 0"),
         ({"length": 31}, "--calibration-length 31: expected .* from 32"),
         ({"held_out": 0}, "held_out is 0"),
-        ({"seed": -1}, "seed of calibration is -1"),
+        ({"seed": -1}, "--calibration-seed -1: expected a number from 0"),
         ({"source": ""}, "expected builtin, self, a path"),
         ({"source": "builtin#"}, "expected builtin, self, a path"),
         ({"source": "missing.txt"}, r"missing\.txt: there is no such file"),

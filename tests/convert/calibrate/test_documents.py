@@ -60,6 +60,18 @@ def test_rows_that_hold_no_text(row: dict[str, Any], column: str | None, message
         document_of(row, "file, line 1", column, _render)
 
 
+@pytest.mark.parametrize("role", [None, 7, ["human"], {"a": 1}])
+def test_roles_that_are_no_text_are_left_to_the_template(role: Any) -> None:
+    seen: list[Any] = []
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        seen.extend(message["role"] for message in messages)
+        return "text"
+
+    document_of({"conversations": [{"from": role, "value": "hi"}]}, "file, line 1", None, render)
+    assert seen == [role]
+
+
 def test_a_template_that_fails_names_the_row() -> None:
     def render(messages: Sequence[Mapping[str, Any]]) -> str:
         raise RequestError("the chat template 'default' cannot render these messages: roles must alternate")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,34 @@ def test_parquet(tmp_path: Path) -> None:
     (tmp_path / "c.parquet").write_bytes(b"PAR1 but not")
     with pytest.raises(OptionError, match=r"c\.parquet: is not a Parquet file"):
         _texts(tmp_path / "c.parquet")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_what_is_no_regular_file_is_not_waited_for(
+    kind: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    path = Path(f"a{suffix}")
+    with socket.socket(socket.AF_UNIX) as server:
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            server.bind(str(path))
+        else:
+            path.symlink_to("/dev/zero")
+        with pytest.raises(OptionError, match="is not a regular file"):
+            LocalText(str(path))
+
+
+def test_text_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    _rows(tmp_path / "a.jsonl", {"note": "x"})
+    for name in (tmp_path / "a.txt", f"{tmp_path / 'a.jsonl'},{tmp_path / 'a.txt'}"):
+        with pytest.raises(OptionError, match=r"a\.txt#note: a text file has no columns"):
+            LocalText(str(name), "note")
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(OptionError, match="no such user"):
+        is_local("~nobody-of-that-name/a.txt")

@@ -76,6 +76,8 @@ def test_names_are_complete() -> None:
         ("rtn-int4-g99999999999999", "is not one of"),
         ("rtn-int4-g0", "group size 0 is neither positive nor -1"),
         ("RTN-INT4", "is not one of"),
+        ("awq", r"'awq' is a method without a type; give one, such as awq-int\d, or a budget"),
+        ("smoothquant", r"such as smoothquant-int8$"),
     ],
 )
 def test_names_that_are_refused(name: str, message: str) -> None:
@@ -88,6 +90,9 @@ def test_options_that_contradict() -> None:
         parse_scheme("rtn-int4-g128", group_size=64)
     with pytest.raises(OptionError, match="--group-size and --symmetric/--asymmetric mean nothing"):
         parse_scheme("none", group_size=64, symmetric=True)
+    with pytest.raises(OptionError, match="--exclude means nothing"):
+        parse_scheme("none", exclude=["*"])
+    assert parse_scheme("none", exclude=["*"], lm_head="int8").exclude == ("*",)
     for name in ("nvfp4", "rtn-mxfp4", "rtn-nvfp4-g32"):
         with pytest.raises(OptionError, match="has groups of"):
             parse_scheme(name, group_size=None if "-g" in name else 64)

@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from inferencex.formats.bundle import Bundle, BundleWriter, Manifest
 from inferencex.formats.bundle.layout import HEADER_RESERVE
+from inferencex.formats.bundle.staging import scratch_folder
 from inferencex.formats.errors import BundleError
 from inferencex.formats.packing import PER_CHANNEL, QuantizedTensor
 from tests.formats.bundle.small import CHANNELS, HIDDEN, fill, plain_weight, small_model, small_quantized
@@ -448,6 +449,17 @@ def test_what_a_killed_run_leaves_goes_with_the_next(tmp_path: Path) -> None:
         writer.commit()
     assert hidden_leftovers(tmp_path) == []
     Bundle.open(path, verify=True)
+
+
+def test_what_is_needed_only_meanwhile_goes_with_what_a_killed_run_leaves(tmp_path: Path) -> None:
+    abandoned = tmp_path / ".b.partial-00000000"
+    (abandoned / "activations").mkdir(parents=True)
+    with scratch_folder(tmp_path / "b") as outer, scratch_folder(tmp_path / "b") as inner:
+        (inner / "spilled").write_bytes(b"x")
+        assert hidden_leftovers(tmp_path) == sorted([outer.name, inner.name])
+    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path / "b"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_is_alive_is_left_alone(tmp_path: Path) -> None:
