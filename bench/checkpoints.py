@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from bench.models import Model
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
-from inferencex.recipes.compare import builtin_text
+from inferencex.recipes.windows import builtin_text
 
 TOKEN_IDS = "token_ids.json"
 _SEED = 0

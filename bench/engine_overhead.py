@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from inferencex.recipes.compare import builtin_text
+from inferencex.recipes.windows import builtin_text
 from inferencex.runtime import LLM, SamplingParams
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
 

@@ -13,7 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from inferencex.recipes.compare import builtin_text
+from inferencex.recipes.windows import builtin_text
 from inferencex.runtime import LLM, SamplingParams
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 

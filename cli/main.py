@@ -32,10 +32,16 @@ COMMANDS = {
         "inferencex.runtime.server.cli", "Serve bundles: OpenAI's HTTP API, WebSocket and gRPC.", extra="serve"
     ),
     "bench": Command("inferencex.runtime.load_test.cli", "Put load on a running server and measure it.", extra="serve"),
+    "eval": Command("inferencex.recipes.evaluation.cli", "Check a bundle's accuracy by a recipe.", extra="eval"),
     "compare": Command("inferencex.recipes.compare", "Measure how far bundles are from a reference bundle."),
     "export": Command(
         "inferencex.cli.export", "Write a bundle for other tools: AWQ, GPTQ, GGUF, ONNX, ...", extra="convert"
     ),
+    "pipeline": Command(
+        "inferencex.recipes.pipeline.cli", "Convert, check, export and publish as a recipe says.", extra="pipeline"
+    ),
+    "verify": Command("inferencex.cli.verify", "Check a bundle's files against its hashes and its signature."),
+    "sign": Command("inferencex.cli.sign", "Sign a bundle's checksums.", extra="sign"),
     "inspect": Command("inferencex.cli.inspect", "Show what is in a bundle: graph, fusions, weights."),
 }
 

@@ -1,10 +1,10 @@
-"""`inferencex compare`: how far the distributions of bundles are from those of a reference bundle, on a text."""
+"""`inferencex compare`: quality, size and speed of bundles beside those of a reference bundle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,10 @@ from rich.table import Table
 
 from inferencex.cli.console import DebugOption, run_app, stderr_console
 from inferencex.formats.errors import OptionError
+from inferencex.recipes.comparison.output import size_of, write_comparison
+from inferencex.recipes.comparison.rows import Row, cells
+from inferencex.recipes.comparison.speed import measure_speed
+from inferencex.recipes.windows import builtin_text, windows_of
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Executable
 from inferencex.runtime.backends.divergence import (
@@ -44,12 +48,6 @@ class Summary:
 def log_probabilities(executable: Executable, token_ids: Sequence[int]) -> NDArray[np.float64]:
     """Run one sequence alone and return its log probabilities, float64 `[T, vocab]`."""
     return log_softmax(whole_sequence_logits(executable, token_ids))
-
-
-def windows_of(token_ids: Sequence[int], length: int, count: int) -> Iterator[Sequence[int]]:
-    """Yield up to `count` consecutive windows of `length` tokens that do not overlap."""
-    for start in range(0, min(len(token_ids) // length, count) * length, length):
-        yield token_ids[start : start + length]
 
 
 def compare(
@@ -96,17 +94,16 @@ def _summary(path: Path, divergence: Divergence) -> Summary:
     return Summary(str(path), figures.tokens, figures.mean_kl, figures.p99_kl, figures.same_top1, figures.perplexity)
 
 
-def builtin_text() -> str:
-    """Return English text that ships with Python: its own language reference."""
-    from pydoc_data import topics
-
-    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
-
-
 @app.command()
 def run(
     reference: Annotated[Path, typer.Argument(help="The bundle to compare with.")],
     bundles: Annotated[list[Path], typer.Argument(help="The bundles to compare.")],
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", "-r", help="Measure what an evaluation recipe says, its tasks included.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With a recipe: most questions of a task, most windows of a text.")
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 text. Default: Python's language reference.")] = None,
     windows: Annotated[int, typer.Option(help="Windows of the text to use.", min=1)] = 16,
     length: Annotated[int, typer.Option(help="Tokens of a window.", min=2)] = 512,
@@ -117,37 +114,77 @@ def run(
     kv_cache_dtype: Annotated[
         str, typer.Option(help="How keys and values are kept: auto, float32, float16, bfloat16, int8, fp8.")
     ] = "auto",
+    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure tokens per second, too.")] = True,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for results.json, results.md and plots (SVG).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Measure KL divergence, agreement on the most likely token and perplexity of bundles against a reference.
+    """Compare bundles with a reference bundle: quality, size and speed.
 
+    Quality is KL divergence, agreement on the most likely token and perplexity on a text, or what a recipe measures.
     The reference runs on float32 activations. A bundle compared with itself shows what INT8 activations cost.
     """
-    try:
-        content = text.read_text(encoding="utf-8") if text is not None else builtin_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--text {text}: cannot be read as UTF-8 text: {error}") from error
-    stderr_console().print(f"{len(bundles) + 1} bundles, up to {windows} windows of {length} tokens ...")
-    summaries = compare(
-        reference,
-        bundles,
-        content,
-        windows=windows,
-        length=length,
-        backend=backend,
-        activation_dtype=activation_dtype,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    if as_json:
-        typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
-        return
-    table = Table("bundle", "tokens", "mean KL", "p99 KL", "same top-1", "perplexity")
-    for s in summaries:
-        table.add_row(
-            s.bundle, str(s.tokens), f"{s.mean_kl:.4f}", f"{s.p99_kl:.4f}", f"{s.same_top1:.1%}", f"{s.perplexity:.2f}"
+    if output is not None and output.exists() and not output.is_dir():
+        raise OptionError(f"--output {output}: is a file; give a folder")
+    if recipe is not None:
+        rows = _by_recipe(recipe, reference, bundles, limit)
+    else:
+        if limit is not None:
+            raise OptionError("--limit is about a recipe's questions; give --recipe, or --windows for the text")
+        stderr_console().print(f"{len(bundles) + 1} bundles, up to {windows} windows of {length} tokens ...")
+        summaries = compare(
+            reference,
+            bundles,
+            _text(text),
+            windows=windows,
+            length=length,
+            backend=backend,
+            activation_dtype=activation_dtype,
+            kv_cache_dtype=kv_cache_dtype,
         )
-    Console(highlight=False, width=None if Console().is_terminal else 120).print(table)
+        rows = [Row(size_bytes=size_of(Path(summary.bundle)), **asdict(summary)) for summary in summaries]
+    if speed:
+        rows = _with_speed(rows, backend, activation_dtype, kv_cache_dtype)
+    if output is not None:
+        write_comparison(rows, output)
+    if as_json:
+        typer.echo(json.dumps([row.to_json() for row in rows], indent=1))
+        return
+    header, lines = cells(rows)
+    table = Table(*header)
+    for line in lines:
+        table.add_row(*line)
+    Console(highlight=False, width=None if Console().is_terminal else 160).print(table)
+
+
+def _text(path: Path | None) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path is not None else builtin_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--text {path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _by_recipe(name: str, reference: Path, bundles: Sequence[Path], limit: int | None) -> list[Row]:
+    from inferencex.recipes.comparison.by_recipe import compare_by_recipe
+    from inferencex.recipes.evaluation.progress import watcher
+    from inferencex.recipes.evaluation.recipe import load_recipe
+    from inferencex.recipes.shipped import recipe_file
+
+    with watcher(stderr_console()) as seen:
+        return compare_by_recipe(load_recipe(recipe_file(name)), reference, bundles, limit, seen)
+
+
+def _with_speed(rows: Sequence[Row], backend: str, activation_dtype: str, kv_cache_dtype: str) -> list[Row]:
+    measured = []
+    for row in rows:
+        stderr_console().print(f"speed of {row.bundle} ...", markup=False)
+        speed = measure_speed(
+            Path(row.bundle), backend=backend, activation_dtype=activation_dtype, kv_cache_dtype=kv_cache_dtype
+        )
+        measured.append(replace(row, speed=speed))
+    return measured
 
 
 def main() -> None:

@@ -86,12 +86,16 @@ def test_constraints_pin_everything_asked_for(pyproject: dict[str, Any]) -> None
     asked = _names([*project["dependencies"], *pyproject["build-system"]["requires"]])
     # What only `make bench` and `make accuracy-peers` install takes minutes to build, or wants other versions of one
     # another's dependencies; `datasets` is large, and its users are not the tests.
-    unpinned = ("bench", "clients", "datasets", "peers")
-    extras = {extra: names for extra, names in project["optional-dependencies"].items() if extra not in unpinned}
+    unpinned = ("bench", "datasets", "peers")
+    with_tests = ("clients", "eval")
+    extras = {
+        extra: names for extra, names in project["optional-dependencies"].items() if extra not in unpinned + with_tests
+    }
     asked = asked.union(*(_names(requirements) for requirements in extras.values()))
     assert {name.split("[")[0] for name in asked} - {"inferencex"} <= pinned
-    clients = _names(project["optional-dependencies"]["clients"])
-    assert {name.split("[")[0] for name in clients} - {"inferencex"} <= pinned | for_tests
+    for extra in with_tests:
+        names = _names(project["optional-dependencies"][extra])
+        assert {name.split("[")[0] for name in names} - {"inferencex"} <= pinned | for_tests
 
 
 def test_the_wheel_has_every_package_under_one_namespace(packages: dict[str, Path]) -> None:

@@ -16,7 +16,8 @@ pytest.importorskip("transformers", reason="needs the extra inferencex[convert]"
 from inferencex.convert.capture.model import empty_model
 from inferencex.convert.source.mapping import resolve_parameters
 from inferencex.convert.source.open import open_checkpoint
-from inferencex.recipes.compare import builtin_text, compare, log_probabilities
+from inferencex.recipes.compare import compare, log_probabilities
+from inferencex.recipes.windows import builtin_text
 from inferencex.runtime import LLM, SamplingParams
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import BackendOptions

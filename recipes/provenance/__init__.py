@@ -1,0 +1,1 @@
+"""Where a published bundle comes from, and whether it still is what was published."""
