@@ -23,6 +23,10 @@ class GptqModel:
         return f"gptqmodel {version('gptqmodel')}"
 
     def convert(self, conversion: str, task: Task, folder: Path) -> None:
+        import os
+
+        # Its default is half of the processors, and its pool refuses to be made of one thread.
+        os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(task.threads, 2)))
         from gptqmodel import GPTQModel, QuantizeConfig
 
         model = GPTQModel.load(str(task.checkpoint), QuantizeConfig(bits=4, group_size=GROUP_SIZE), device="cpu")
