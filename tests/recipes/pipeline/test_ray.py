@@ -84,6 +84,8 @@ def test_no_cluster_and_no_package(recipe: Path, tmp_path: Path, monkeypatch: py
 
 def test_on_ray(recipe: Path, tmp_path: Path, counts: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed")
+    if ray.__file__ is None:  # a folder of that name, such as deploy/ray where another test looks from
+        pytest.skip("ray is not installed")
     options = PipelineOptions(recipe, work_dir=tmp_path / "work", ray="local", commands=COMMANDS)
     try:
         with (tmp_path / "log").open("w", encoding="utf-8") as log:
