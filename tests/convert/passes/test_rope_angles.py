@@ -18,7 +18,7 @@ from inferencex.convert.passes import optimize, rope_angles
 from inferencex.convert.passes.rope_angles import RopeAngles, find_angles, store_angles
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.graph import read_graph
-from inferencex.runtime.backends.cpu.lowering.static_values import StaticValues
+from inferencex.runtime.backends.graph.static_values import StaticValues
 from inferencex.runtime.backends.reference.static_values import StaticValues as ReferenceValues
 from tests.architectures import zoo
 

@@ -2,72 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
-from inferencex.formats.graph import Graph, Node, Value
-from inferencex.formats.kv_cache import KVScales, kv_scales_by_layer
-from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, LayerShape, Lowering, input_of
+from inferencex.formats.graph import Node, Value
+from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
 from inferencex.runtime.backends.cpu.lowering.views import Storage, View, constant_view
-
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
-
-
-def layer_shapes(graph: Graph) -> dict[int, LayerShape]:
-    """Return the layer state that the attention of a graph keeps, by layer. Raises BackendError for unknown sizes."""
-    shapes: dict[int, LayerShape] = {}
-    for node in graph:
-        if node.domain != DOMAIN or node.op_type != "Attention":
-            continue
-        heads = node.attributes.get_int("num_kv_heads")
-        widths = [_width(input_of(node, place)) for place in (1, 2)]
-        if heads < 1 or any(width % heads for width in widths):
-            raise BackendError(f"attention {node.outputs[0].name!r} has {heads} key-value heads for widths {widths}")
-        shape = LayerShape(heads, widths[0] // heads, widths[1] // heads)
-        if shapes.setdefault(node.attributes.get_int("layer"), shape) != shape:
-            raise BackendError(f"attention {node.outputs[0].name!r} shares a layer with one of another shape")
-    return shapes
-
-
-def _width(value: Value | None) -> int:
-    width = value.shape[-1] if value is not None and value.shape else None
-    if not isinstance(width, int):
-        raise BackendError(f"value {value and value.name!r} has no fixed number of features")
-    return width
-
-
-@dataclass(frozen=True)
-class _Rotation:
-    """A RotaryEmbedding in front of attention: what it rotates, and with what."""
-
-    node: Node
-    source: Value
-    path: tuple[Node, ...]  # the nodes between source and attention, itself included
-
-
-def _rotation(lowering: Lowering, value: Value | None, heads: int) -> _Rotation | None:
-    """Return the rotation that produced a value for attention alone, or None."""
-    path: list[Node] = []
-    while value is not None:
-        node = value.producer()
-        if node is None or len(value.consumers()) != 1 or any(value is out for out in lowering.graph.outputs):
-            return None
-        path.append(node)
-        if node.op_type == "RotaryEmbedding":
-            positions = input_of(node, 3)
-            if positions is None or node.inputs[0] is None or node.attributes.get_int("num_heads", 0) != heads:
-                return None
-            if any(node.inputs[i] not in lowering.static for i in (1, 2)):
-                return None
-            return _Rotation(node, node.inputs[0], tuple(path))
-        if node.op_type not in _RESHAPES or node.domain != "":
-            return None
-        value = node.inputs[0]
-    return None
+from inferencex.runtime.backends.graph.rotation import rotation_in_front
 
 
 def absorb_rotations(lowering: Lowering) -> None:
@@ -76,7 +19,9 @@ def absorb_rotations(lowering: Lowering) -> None:
         if node.domain != DOMAIN or node.op_type != "Attention":
             continue
         for place, attribute in ((0, "num_heads"), (1, "num_kv_heads")):
-            rotation = _rotation(lowering, node.inputs[place], node.attributes.get_int(attribute))
+            rotation = rotation_in_front(
+                lowering.graph, lowering.static, node.inputs[place], node.attributes.get_int(attribute)
+            )
             if rotation is not None:
                 lowering.absorbed.update(value.name for step in rotation.path for value in step.outputs)
 
@@ -134,18 +79,12 @@ def _scales(lowering: Lowering, layer: int) -> list[View]:
     return [constant_view(np.array(numbers, dtype=np.float32), "f32") for numbers in (scales.keys, scales.values)]
 
 
-def kv_scales_of(graph: Graph) -> dict[int, KVScales]:
-    """Return the calibrated scales of keys and values, by layer. Raises BundleError when they make no sense."""
-    nodes = [node for node in graph if node.domain == DOMAIN and node.op_type == "Attention"]
-    return kv_scales_by_layer((n.attributes.get_int("layer"), n.attributes, n.outputs[0].name) for n in nodes)
-
-
 def _rotated(
     lowering: Lowering, node: Node, place: int, heads: int
 ) -> tuple[View, list[View | None], dict[str, AttributeValue]]:
     """Return queries or keys `[T, heads, width]`, and the rotation still to be applied: cos, sin, positions."""
     name = node.outputs[0].name
-    rotation = _rotation(lowering, node.inputs[place], heads)
+    rotation = rotation_in_front(lowering.graph, lowering.static, node.inputs[place], heads)
     if rotation is None:
         view = _heads(lowering, lowering.view(node.inputs[place]), heads, name)
         return view, [None, None, None], {"dim": 0, "interleaved": 0}

@@ -13,7 +13,6 @@ from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
 from inferencex.formats.kv_cache import KVScales
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
-from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
 from inferencex.runtime.backends.cpu.lowering.views import (
     ITEM_SIZES,
     Storage,
@@ -21,6 +20,8 @@ from inferencex.runtime.backends.cpu.lowering.views import (
     constant_view,
     contiguous_strides,
 )
+from inferencex.runtime.backends.graph.layer_shapes import LayerShape
+from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues
 
 Array = NDArray[Any]
 AttributeValue = int | float | str | list[int]
@@ -62,15 +63,6 @@ class LoweringOptions:
     num_blocks: int
     block_size: int
     kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What one token of a layer keeps: `num_kv_heads` keys of `key_width` and values of `value_width` numbers."""
-
-    num_kv_heads: int
-    key_width: int
-    value_width: int
 
 
 @dataclass(frozen=True)

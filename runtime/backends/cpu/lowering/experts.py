@@ -8,8 +8,8 @@ from inferencex.formats.dtypes import DataType
 from inferencex.formats.graph import Node, Value
 from inferencex.runtime.backends.cpu.lowering.context import Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
-from inferencex.runtime.backends.cpu.lowering.static_values import StoredWeight
-from inferencex.runtime.backends.cpu.lowering.views import View, constant_view
+from inferencex.runtime.backends.cpu.lowering.views import View, constant_view, weight_views
+from inferencex.runtime.backends.graph.static_values import StoredArray, StoredWeight
 
 
 def lower_experts(lowering: Lowering, node: Node) -> bool:
@@ -31,12 +31,8 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
             x,
             index,
             weights,
-            gate_up.values,
-            gate_up.scales,
-            gate_up.zero_points,
-            down.values,
-            down.scales,
-            down.zero_points,
+            *weight_views(gate_up),
+            *weight_views(down),
             *biases,
         ],
         [y],
@@ -69,7 +65,7 @@ def lower_expert_linear(lowering: Lowering, node: Node) -> bool:
     lowering.emit(
         "ExpertLinear",
         name,
-        [x, index, weight.values, weight.scales, weight.zero_points, _float_constant(lowering, input_of(node, 3))],
+        [x, index, *weight_views(weight), _float_constant(lowering, input_of(node, 3))],
         [y],
         experts=weight.shape[0],
         channels=weight.shape[1],
@@ -100,7 +96,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> bool:
     lowering.emit(
         "Embedding",
         node.outputs[0].name,
-        [weight.values, weight.scales, weight.zero_points, lowering.contiguous(place, node.outputs[0].name)],
+        [*weight_views(weight), lowering.contiguous(place, node.outputs[0].name)],
         [y],
         rows=weight.shape[0],
         width=weight.shape[1],
@@ -128,7 +124,7 @@ def _as_float(lowering: Lowering, value: Value | None) -> StoredWeight:
     assert value is not None, "experts have weights"
     lowering.widened.append(value.name)
     array = np.asarray(lowering.static.array(value), dtype=np.float32)
-    return StoredWeight("f32", array.shape, constant_view(array, "f32"))
+    return StoredWeight("f32", array.shape, StoredArray("f32", array))
 
 
 def _float_constant(lowering: Lowering, value: Value | None) -> View | None:

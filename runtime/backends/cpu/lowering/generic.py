@@ -9,8 +9,8 @@ from inferencex.formats.graph import Node
 from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Lowering, input_of
 from inferencex.runtime.backends.cpu.lowering.extents import ONE, Extent
 from inferencex.runtime.backends.cpu.lowering.integers import integer_list, known_integers
-from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES
 from inferencex.runtime.backends.cpu.lowering.views import View, broadcast_dims
+from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES
 
 _SAME_TYPE = {
     "Abs", "Neg", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh", "Sigmoid", "Relu", "Erf", "Floor", "Ceil", "Round",

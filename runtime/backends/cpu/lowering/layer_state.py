@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.backends.cpu.lowering.context import LayerShape
 from inferencex.runtime.backends.cpu.native import _cpu
+from inferencex.runtime.backends.graph.layer_shapes import LayerShape
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from inferencex.runtime.backends.cpu.lowering.context import AttributeValue, Low
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
 from inferencex.runtime.backends.cpu.lowering.quantization import (
     activation_group,
-    activation_quantization,
     allocate_quantized,
     integer_weight,
     quantized_input,
@@ -17,8 +16,9 @@ from inferencex.runtime.backends.cpu.lowering.quantization import (
     reads_quantized,
     wanted_groups,
 )
-from inferencex.runtime.backends.cpu.lowering.static_values import PER_CHANNEL, StoredWeight
-from inferencex.runtime.backends.cpu.lowering.views import View, constant_view
+from inferencex.runtime.backends.cpu.lowering.views import View, constant_view, weight_views
+from inferencex.runtime.backends.graph.activation_quantization import activation_quantization
+from inferencex.runtime.backends.graph.static_values import PER_CHANNEL, StoredArray, StoredWeight
 
 
 def gate_of(lowering: Lowering, node: Node) -> Node | None:
@@ -42,7 +42,7 @@ def lower_gemm(lowering: Lowering, node: Node) -> bool:
     if weight is None:
         array = np.asarray(lowering.static.array(node.inputs[1]), dtype=np.float32)
         lowering.widened.append(node.inputs[1].name)
-        weight = StoredWeight("f32", array.shape, constant_view(array, "f32"))
+        weight = StoredWeight("f32", array.shape, StoredArray("f32", array))
     if len(weight.shape) != 2:
         return False
     bias = input_of(node, 2)
@@ -73,7 +73,7 @@ def lower_matmul(lowering: Lowering, node: Node) -> bool:
     if right.producer() is not None:
         lowering.widened.append(right.name)
     y = lowering.allocate("f32", (rows, Extent(array.shape[0])))
-    weight = StoredWeight("f32", array.shape, constant_view(array, "f32"))
+    weight = StoredWeight("f32", array.shape, StoredArray("f32", array))
     _emit_float(lowering, node.outputs[0].name, flat, weight, None, y, {})
     result = y.reshaped((*x.dims[:-1], Extent(array.shape[0])))
     assert result is not None, "a contiguous matrix can be reshaped"
@@ -95,14 +95,14 @@ def _lower_integer(lowering: Lowering, node: Node, weight: StoredWeight, bias: V
     if weight.format not in ("int4", "int8"):
         attributes["format"] = weight.format
     weight = weight.for_integers()
-    explicit = activation_quantization(lowering, value)
+    explicit = activation_quantization(lowering.static, value)
     if explicit is not None:
         x = quantized_whole(lowering, explicit)
         attributes["whole"] = 1
     else:
         x = quantized_input(lowering, value, activation_group(weight))
     rows = x.values.dims[0]
-    inputs = [x.values, x.scales, x.sums, weight.values, weight.scales, weight.zero_points, bias]
+    inputs = [x.values, x.scales, x.sums, *weight_views(weight), bias]
     gate = gate_of(lowering, node)
     result = node.outputs[0] if gate is None else gate.outputs[0]
     if gate is not None:
@@ -155,7 +155,7 @@ def _emit_float(
     lowering.emit(
         "FloatLinear",
         name,
-        [lowering.with_contiguous_rows(x, name), weight.values, weight.scales, weight.zero_points, bias],
+        [lowering.with_contiguous_rows(x, name), *weight_views(weight), bias],
         [y],
         channels=channels,
         features=features,

@@ -26,10 +26,11 @@ from inferencex.runtime.backends.cpu.lowering.extents import Extent, Symbol, ext
 from inferencex.runtime.backends.cpu.lowering.integers import evaluate_integers
 from inferencex.runtime.backends.cpu.lowering.layer_state import StateLayout, layout_of
 from inferencex.runtime.backends.cpu.lowering.memory_plan import MemoryPlan, plan_memory
-from inferencex.runtime.backends.cpu.lowering.static_values import NATIVE_TYPES, StaticValues
 from inferencex.runtime.backends.cpu.lowering.views import View
-from inferencex.runtime.backends.cpu.lowering.well_formed import naming
 from inferencex.runtime.backends.cpu.native import _cpu
+from inferencex.runtime.backends.graph.layer_shapes import layer_shapes
+from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues
+from inferencex.runtime.backends.graph.well_formed import naming
 from inferencex.runtime.backends.head import find_head
 
 Handler = Callable[[Lowering, Node], bool]
@@ -101,7 +102,7 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
 
     Raises BackendError, naming the node, for what can be neither lowered nor run by `onnx.reference`.
     """
-    layers = attention.layer_shapes(graph)
+    layers = layer_shapes(graph)
     state = layout_of(layers, options.block_size, options.kv_dtype)
     lowering = Lowering(
         graph=graph,

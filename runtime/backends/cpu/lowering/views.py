@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.runtime.backends.cpu.lowering.extents import ONE, Extent
+from inferencex.runtime.backends.graph.static_values import StoredWeight
 
 ITEM_SIZES = {"f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "i64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
@@ -104,6 +105,14 @@ def constant_view(array: NDArray[Any], dtype: str) -> View:
     data = np.ascontiguousarray(array)
     dims = tuple(Extent(size) for size in data.shape)
     return View(Storage(Extent(data.nbytes), data), dtype, dims, contiguous_strides(dims))
+
+
+def weight_views(weight: StoredWeight) -> tuple[View, View | None, View | None]:
+    """Return views of a stored weight's elements, scales and zero points."""
+    scales, zero_points = (
+        None if part is None else constant_view(part.array, part.dtype) for part in (weight.scales, weight.zero_points)
+    )
+    return constant_view(weight.values.array, weight.values.dtype), scales, zero_points
 
 
 def broadcast_dims(shapes: Sequence[Sequence[Extent]]) -> tuple[Extent, ...]:

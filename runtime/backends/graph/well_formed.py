@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node
 from inferencex.formats.onnx_messages import AttributeProto
-from inferencex.runtime.backends.cpu.lowering.signatures import Signature, signature_of
+from inferencex.runtime.backends.graph.signatures import Signature, signature_of
 
 _CONTRADICTIONS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
 _WITH_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -27,7 +27,7 @@ def check_nodes(graph: Graph) -> None:
     """
     for node in graph:
         if any(attribute.type in _WITH_GRAPHS for attribute in node.proto.attribute):
-            raise BackendError(f"{label_of(node)} holds a graph; the CPU backend runs graphs without any inside")
+            raise BackendError(f"{label_of(node)} holds a graph; backends run graphs without any inside")
         signature = signature_of(node.domain, node.op_type)
         if signature is not None:
             _check_operands(node, signature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from inferencex.formats.dtypes import DataType, is_packed
 from inferencex.formats.errors import BackendError, BundleError, QuantizationError
 from inferencex.formats.graph import Graph, Node, Value, to_array
 from inferencex.formats.packing import unpack_bits, unpack_int4
-from inferencex.runtime.backends.cpu.lowering.computed_tables import table_rows
-from inferencex.runtime.backends.cpu.lowering.views import View, constant_view
-from inferencex.runtime.backends.cpu.lowering.well_formed import label_of
+from inferencex.runtime.backends.graph.computed_tables import table_rows
+from inferencex.runtime.backends.graph.well_formed import label_of
 
 Array = NDArray[Any]
 
@@ -57,6 +56,18 @@ MOST_TABLE_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
+class StoredArray:
+    """The stored elements of a tensor, memory-mapped where they lie in a weight file.
+
+    dtype:  what they are: f32, f16, bf16, f8e4m3, i64, i32, i8, u8 or bool
+    array:  their bits; bf16 as uint16, f8e4m3 as uint8
+    """
+
+    dtype: str
+    array: Array = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
 class StoredWeight:
     """A weight `[..., N, K]` as the bundle stores it.
 
@@ -71,9 +82,9 @@ class StoredWeight:
 
     format: str
     shape: tuple[int, ...]
-    values: View
-    scales: View | None = None
-    zero_points: View | None = None
+    values: StoredArray
+    scales: StoredArray | None = None
+    zero_points: StoredArray | None = None
     group: int = PER_CHANNEL
     is_signed: bool = True
 
@@ -89,11 +100,10 @@ class StoredWeight:
 
     def for_integers(self) -> StoredWeight:
         """Return the weight as integer kernels want it: they take twice the values of 4-bit floats, all integers."""
-        scales = None if self.scales is None else self.scales.storage.array
-        if self.format != "f4e2m1" or self.scales is None or scales is None:
+        if self.format != "f4e2m1" or self.scales is None:
             return self
-        halves = scales * scales.dtype.type(0.5)
-        return replace(self, scales=constant_view(halves, self.scales.dtype))
+        halves = self.scales.array * self.scales.array.dtype.type(0.5)
+        return replace(self, scales=StoredArray(self.scales.dtype, halves))
 
 
 class StaticValues:
@@ -213,26 +223,26 @@ class StaticValues:
             known[1],
         )
 
-    def _float_scales(self, value: Value) -> View:
+    def _float_scales(self, value: Value) -> StoredArray:
         """Return what quantized scales stand for: float16 where that is exact, else float32."""
         scales = np.asarray(self.array(value), dtype=np.float32)
         magnitudes = np.abs(scales)
         with np.errstate(over="ignore"):
             halves = scales.astype(np.float16)
         if bool(((magnitudes >= _SMALLEST_HALF) | (magnitudes == 0)).all()) and bool((halves == scales).all()):
-            return constant_view(halves, "f16")
-        return constant_view(scales, "f32")
+            return StoredArray("f16", halves)
+        return StoredArray("f32", scales)
 
-    def _raw(self, value: Value) -> View:
+    def _raw(self, value: Value) -> StoredArray:
         """Return the stored bits of an initializer, memory-mapped where they lie in a weight file."""
         dtype = value.dtype or DataType.UNDEFINED
         known = NATIVE_TYPES.get(dtype)
         if known is None:
-            raise BackendError(f"{value.name!r} is stored as {dtype.name}, which the CPU backend does not read")
+            raise BackendError(f"{value.name!r} is stored as {dtype.name}, which no backend reads")
         if value.constant is not None and is_packed(dtype):
             raise BackendError(f"{value.name!r} is a packed constant inside the graph; expected it in a weight file")
         array = to_array(value.constant) if value.constant is not None else self._tensor(value.name)
-        return constant_view(array.view(known[1]) if array.dtype.itemsize > 0 else array, known[0])
+        return StoredArray(known[0], array.view(known[1]) if array.dtype.itemsize > 0 else array)
 
     def _elements(self, value: Value) -> Array:
         if value.constant is not None:
@@ -263,7 +273,7 @@ class StaticValues:
                 return (unpack_bits(inputs[0], node.attributes.get_int("bits"), shape, signed=signed),)
         except (ArithmeticError, LookupError, MemoryError, QuantizationError, TypeError, ValueError) as error:
             raise BackendError(f"{label_of(node)} cannot be computed: {error or type(error).__name__}") from error
-        from inferencex.runtime.backends.cpu.lowering.fallback import evaluate
+        from inferencex.runtime.backends.graph.evaluation import evaluate
 
         return evaluate(node, inputs)
 

@@ -14,9 +14,9 @@ from inferencex.formats.dialect.schemas import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, read_graph
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions, check_nodes, lower_graph
-from inferencex.runtime.backends.cpu.lowering.fallback import evaluate
 from inferencex.runtime.backends.cpu.memory_limits import check_memory
 from inferencex.runtime.backends.cpu.native import _cpu
+from inferencex.runtime.backends.graph.evaluation import evaluate
 
 FEATURES = 8
 OPTIONS = LoweringOptions(False, "float32", 64, 4, 64, 16, 4)

@@ -7,7 +7,7 @@ import pytest
 
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.dialect.schemas import schemas
-from inferencex.runtime.backends.cpu.lowering.signatures import TABULATED, signature_in_schema, signature_of
+from inferencex.runtime.backends.graph.signatures import TABULATED, signature_in_schema, signature_of
 
 
 @pytest.mark.parametrize(("domain", "op_type"), TABULATED)

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import read_graph
-from inferencex.runtime.backends.cpu.lowering.static_values import StaticValues
+from inferencex.runtime.backends.graph.static_values import StaticValues
 
 FREQUENCIES = np.array([[1.0, 0.1, 0.01]], np.float32)
 
