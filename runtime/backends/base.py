@@ -16,6 +16,7 @@ DEFAULT_KV_CACHE_MEMORY = 4 << 30  # bytes
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class BackendOptions:
     max_num_seqs:           most sequences (`S`) in one step
     max_num_batched_tokens: most new tokens (`T`) in one step
     max_model_len:          longest sequence that will be asked for; None: the model's own limit
-    activation_dtype:       "auto", or how linears with INT4 and INT8 weights read activations: "int8", "float32"
+    activation_dtype:       "auto", or what activations are: "float32"; on a CPU also "int8", which is how linears with
+                            INT4 and INT8 weights then read them; on a GPU also "bfloat16" and "float16"
     kv_cache_dtype:         "auto", "float32", "float16", "bfloat16", "int8" or "fp8"; "auto" is the format that the
                             bundle has calibrated scales for, if any, and "fp8" needs such scales
     pin:                    keep each thread on a processor of its own
+    device:                 "auto", "cpu", "cuda", "rocm", or a GPU by its number such as "cuda:1"
+    gpu_memory_utilization: share of a GPU's memory that weights, steps and the pool may take together, when neither
+                            `num_blocks` nor `kv_cache_memory` says how large the pool is
     meanwhile:              what else the caller has to do: a backend may call it, once, where it would only wait
     """
 
@@ -91,6 +96,8 @@ class BackendOptions:
     activation_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     pin: bool = False
+    device: str = "auto"
+    gpu_memory_utilization: float = 0.9
     meanwhile: Callable[[], object] | None = field(default=None, compare=False)
 
     def blocks_for(self, facts: ModelFacts) -> int:
@@ -153,6 +160,59 @@ class HiddenStatesExecutable(Executable, Protocol):
 
 
 @runtime_checkable
+class ClosableExecutable(Protocol):
+    """An executable that holds more than memory, such as other processes."""
+
+    def close(self) -> None:
+        """Give it back; steps raise BackendError from now on. It is given back as well when nobody uses it any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the next token of each of `R` rows of logits is chosen.
+
+    temperature: float64 [R]  0 takes the largest logit, the first of equals
+    top_k:       int32 [R]    of so many of the largest; 0: of all
+    top_p:       float64 [R]  of the fewest that have this probability together
+    min_p:       float64 [R]  of those with at least this part of the largest's probability
+    uniform:     float64 [R]  the random number in [0, 1) that picks one
+    """
+
+    temperature: Float64Array
+    top_k: Int32Array
+    top_p: Float64Array
+    min_p: Float64Array
+    uniform: Float64Array
+
+
+class PendingTokens(Protocol):
+    """The tokens of a step that was launched and may still run."""
+
+    def result(self) -> Int32Array:
+        """Wait for the step and return a token for each of its rows, int32 `[R]`; -1 where logits are not finite.
+
+        Raises BackendError when the step failed.
+        """
+        ...
+
+
+@runtime_checkable
+class SamplingExecutable(Executable, Protocol):
+    """An executable that chooses tokens itself, and takes the next step before the last one is done."""
+
+    def launch(
+        self, batch: StepBatch, draws: Draws, previous: PendingTokens | None = None, rows: Int32Array | None = None
+    ) -> PendingTokens:
+        """Begin a step after all those begun before, and return at once what will have its tokens.
+
+        With `previous`, what an earlier launch returned, `batch.token_ids` say nothing: token `i` is the one of row
+        `rows[i]` of that step, which need not be known on the host yet. Raises BackendError.
+        """
+        ...
+
+
+@runtime_checkable
 class ProfiledExecutable(Protocol):
     """An executable that can say where its time goes."""
 
@@ -166,6 +226,15 @@ class ProfiledExecutable(Protocol):
 
 
 @dataclass(frozen=True)
+class DeviceState:
+    """A device's name, and bytes of its memory: those that nobody uses, and all."""
+
+    name: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
 class MemoryNeeds:
     """Bytes that a compiled bundle takes.
 
@@ -173,12 +242,14 @@ class MemoryNeeds:
     state:            the pool of layer state
     step:             values of the largest step
     state_of_longest: the part of the pool that one sequence of `max_model_len` uses
+    device:           the device whose memory it is; None for memory of the process
     """
 
     weights: int
     state: int
     step: int
     state_of_longest: int
+    device: DeviceState | None = None
 
 
 @runtime_checkable

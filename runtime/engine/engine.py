@@ -9,11 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from inferencex.formats.errors import BackendError, InferenceXError, RequestError
-from inferencex.runtime.backends.base import Executable, Float32Array, HiddenStatesExecutable, StepBatch
+from inferencex.runtime.backends.base import (
+    ClosableExecutable,
+    Executable,
+    Float32Array,
+    HiddenStatesExecutable,
+    Int32Array,
+    SamplingExecutable,
+    StepBatch,
+)
 from inferencex.runtime.engine import admission
 from inferencex.runtime.engine.block_pool import BlockPool
 from inferencex.runtime.engine.closed import ClosedExecutable
 from inferencex.runtime.engine.constraint import ConstraintFactory, SequenceConstraint, TokenMasks, fill_masks
+from inferencex.runtime.engine.launched import LaunchedStep, can_launch, launch, launch_next
 from inferencex.runtime.engine.native import _sampler
 from inferencex.runtime.engine.preparation import Preparation
 from inferencex.runtime.engine.results import finished_request, not_finite, record_prompt_logprobs, token_logprobs
@@ -84,6 +93,8 @@ class Engine:
         self._num_arrivals = 0
         self._num_constrained = 0  # of the requests being served, so that others pay nothing for those that are not
         self._num_embedded = 0
+        self._launched: LaunchedStep | None = None  # a step ahead of what is known
+        self._last_commit = 0.0
         self._stats = EngineStats(num_kv_blocks=executable.num_blocks)
 
     @property
@@ -196,6 +207,9 @@ class Engine:
         same way, and no exception is raised, for the others are sound.
         """
         deltas, self._undelivered = self._undelivered, []
+        if self._launched is not None:
+            self._finish_launched(self._launched, deltas)
+            return deltas
         chunks = self.scheduler.plan()
         if not chunks:
             if self._requests and not deltas:
@@ -214,6 +228,9 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._undelivered = []
+        self._launched = None
+        if isinstance(self.executable, ClosableExecutable):
+            self.executable.close()
         self.executable = ClosedExecutable(self.executable)
         self._preparation = replace(self._preparation, executable=self.executable)
 
@@ -238,9 +255,51 @@ class Engine:
     def _generate(self, chunks: list[ScheduledChunk], deltas: list[CompletionDelta]) -> None:
         started = self._clock()
         layout = lay_out(chunks, self.limits.block_size)
+        if isinstance(self.executable, SamplingExecutable) and can_launch(layout):
+            self._finish_launched(launch(self.executable, layout, chunks, started), deltas)
+            return
         logits = self.executable.step(layout.batch)
         _check_rows("logits", logits, layout.batch, self.limits.vocab_size)
         self._commit(chunks, layout, logits, started, deltas)
+
+    def _finish_launched(self, step: LaunchedStep, deltas: list[CompletionDelta]) -> None:
+        """Launch what follows a step, if that is known, then take over the tokens of the step itself."""
+        self._launched = None
+        assert isinstance(self.executable, SamplingExecutable), "or nothing would have been launched"
+        try:
+            following = launch_next(self.executable, step, self.scheduler, self._clock())
+            tokens = step.tokens.result()
+            _check_tokens(tokens, len(step.sampled))
+        except BaseException as error:  # as in `step`; what was launched behind it is of no use any more
+            self._undelivered = deltas + self._fail_all(step.chunks, error)
+            raise
+        num_tokens, num_decodes = self._advance(step.chunks, step.started)
+        for sequence, token_id in zip(step.sampled, tokens.tolist(), strict=True):
+            if sequence.status is Status.FINISHED:  # it ended, or its request failed, while this step ran
+                continue
+            if token_id < 0:
+                deltas += self._fail(sequence.request, not_finite(sequence))
+            else:
+                deltas.append(self._extend(sequence, token_id, None, 0, False))
+        if following is not None and any(sequence.status is Status.RUNNING for sequence in following.sampled):
+            self._launched = following
+        now = self._clock()
+        self._stats.add_step(num_tokens - num_decodes, num_decodes, now - max(step.started, self._last_commit))
+        self._last_commit = now
+
+    def _advance(self, chunks: Sequence[ScheduledChunk], started: float) -> tuple[int, int]:
+        """Take note that chunks were computed; returns how many tokens they had, and how many of them decoded."""
+        num_tokens = num_decodes = 0
+        self._stats.kv_blocks_peak = max(self._stats.kv_blocks_peak, self.scheduler.pool.num_used)
+        for chunk in chunks:
+            num_tokens += chunk.num_tokens
+            num_decodes += chunk.num_tokens == 1 and chunk.sequence.num_output_tokens > 0
+            metrics = chunk.sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = started
+            if chunk.sequence.status is not Status.FINISHED:
+                self.scheduler.advance(chunk)
+        return num_tokens, num_decodes
 
     def _embed(self, chunks: list[ScheduledChunk], deltas: list[CompletionDelta]) -> None:
         started, executable = self._clock(), self.executable
@@ -276,15 +335,7 @@ class Engine:
         deltas: list[CompletionDelta],
     ) -> None:
         """Take over a step's results and append what is new to `deltas`."""
-        num_tokens = num_decodes = 0
-        self._stats.kv_blocks_peak = max(self._stats.kv_blocks_peak, self.scheduler.pool.num_used)
-        for chunk in chunks:
-            num_tokens += chunk.num_tokens
-            num_decodes += chunk.num_tokens == 1 and chunk.sequence.num_output_tokens > 0
-            metrics = chunk.sequence.request.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = started
-            self.scheduler.advance(chunk)
+        num_tokens, num_decodes = self._advance(chunks, started)
         for rows in layout.prompt_rows:
             if _sampler.all_finite(logits, rows.first_row, rows.count):
                 record_prompt_logprobs(rows, logits, self._tokenizer)
@@ -334,9 +385,12 @@ class Engine:
         return [self._delta(sequence, self._end(sequence, "stop"), (), None)]
 
     def _extend(
-        self, sequence: EngineSequence, token_id: int, logits: Float32Array, row: int, is_complete: bool
+        self, sequence: EngineSequence, token_id: int, logits: Float32Array | None, row: int, is_complete: bool
     ) -> CompletionDelta:
-        """Append the token chosen from a row of the step's logits, and end the sequence if that ends it."""
+        """Append the token chosen from a row of the step's logits, and end the sequence if that ends it.
+
+        `logits` are needed where log-probabilities are wanted.
+        """
         request, params = sequence.request, sequence.request.params
         sequence.sampler.record(token_id)
         sequence.token_ids.append(token_id)
@@ -349,6 +403,7 @@ class Engine:
             self._stats.time_to_first_token_total += metrics.first_token_time - metrics.arrival_time
         logprobs = None
         if params.logprobs is not None:
+            assert logits is not None, "or the device would not have chosen"
             logprobs = token_logprobs(logits[row], token_id, params.logprobs, self._tokenizer)
             sequence.logprobs.append(logprobs)
             sequence.cumulative_logprob += logprobs[token_id].logprob
@@ -428,7 +483,7 @@ class Engine:
                 deltas.append(self._delta(sequence, text, (), None, error))
         return deltas
 
-    def _fail_all(self, chunks: list[ScheduledChunk], cause: BaseException) -> list[CompletionDelta]:
+    def _fail_all(self, chunks: Sequence[ScheduledChunk], cause: BaseException) -> list[CompletionDelta]:
         deltas = []
         for request in dict.fromkeys(chunk.sequence.request for chunk in chunks):
             if isinstance(cause, InferenceXError):
@@ -453,6 +508,11 @@ class Engine:
         stats.num_prompt_tokens += len(request.prompt_token_ids)
         stats.num_cached_tokens += request.num_cached_tokens
         return finished_request(request, error)
+
+
+def _check_tokens(tokens: Int32Array, count: int) -> None:
+    if tokens.shape != (count,) or tokens.dtype != np.int32:
+        raise BackendError(f"the backend returned tokens {tokens.dtype} {list(tokens.shape)}; expected int32 [{count}]")
 
 
 def _check_rows(what: str, values: Float32Array, batch: StepBatch, width: int) -> None:

@@ -91,6 +91,16 @@ class SequenceSampler:
         """Tell whether the next token is the largest of the logits as they come."""
         return self.is_greedy and not self._adjusts()
 
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the next token depends on nothing but logits, temperature, top-k, top-p, min-p and a draw."""
+        return not self._adjusts()
+
+    @property
+    def limits(self) -> tuple[float, int, float, float]:
+        """Temperature (0 when greedy), top-k, top-p and min-p."""
+        return 0.0 if self.is_greedy else self._temperature, self._top_k, self._top_p, self._min_p
+
     def record(self, token_id: int) -> None:
         """Count a token that was appended to the output."""
         if self.rule is not None:

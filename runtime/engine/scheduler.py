@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -118,6 +119,19 @@ class Scheduler:
         while self._waiting and draft.budget > 0 and self._admit(self._waiting[0], draft):
             pass
         return [ScheduledChunk(sequence, count) for sequence, count in draft.chunks.items()]
+
+    def reserve(self, sequences: SequenceOf[Sequence], num_tokens: SequenceOf[int]) -> bool:
+        """Give running sequences the blocks for so many tokens of each; nothing, and False, where not all fit."""
+        missing = [
+            max(0, self.pool.blocks_for(count) - len(sequence.block_table))
+            for sequence, count in zip(sequences, num_tokens, strict=True)
+        ]
+        if sum(missing) > self.pool.num_free:
+            return False
+        for sequence, count in zip(sequences, missing, strict=True):
+            if count:
+                sequence.block_table.extend(self.pool.allocate(count))
+        return True
 
     def advance(self, chunk: ScheduledChunk) -> None:
         """Take note that a chunk was computed; blocks it filled can be shared from now on."""

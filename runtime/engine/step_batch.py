@@ -87,7 +87,7 @@ def lay_out(chunks: SequenceOf[ScheduledChunk], block_size: int) -> StepLayout:
         positions=np.array(positions, dtype=np.int32),
         sequence_offsets=np.array(offsets, dtype=np.int32),
         context_lengths=np.array(contexts, dtype=np.int32),
-        block_tables=_block_tables(sequences, -(-max(contexts) // block_size)),
+        block_tables=block_tables(sequences, -(-max(contexts) // block_size)),
         logit_rows=np.array(logit_rows, dtype=np.int32),
         prompt_lengths=np.array(prompt_lengths, dtype=np.int32),
     )
@@ -111,7 +111,7 @@ def lay_out_pooled(chunks: SequenceOf[ScheduledChunk], block_size: int) -> tuple
     return replace(batch, logit_rows=np.array(logit_rows, dtype=np.int32)), pooled
 
 
-def _block_tables(sequences: SequenceOf[Sequence], width: int) -> Int32Array:
+def block_tables(sequences: SequenceOf[Sequence], width: int) -> Int32Array:
     """Return the tables as rows of one array, cut or filled with -1 to `width` blocks."""
     num_bytes = 4 * width
     # In int32 the bytes of -1 are all ones.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
+from inferencex.runtime.backends.base import BackendOptions, Draws, Float32Array, Int32Array, ModelFacts, StepBatch
+from inferencex.runtime.engine.sampler import SequenceSampler
+from inferencex.runtime.params import SamplingParams
 
 VOCAB_SIZE = 50
 
@@ -98,6 +101,38 @@ class HashModel:
         return tokens[len(prompt) :]
 
 
+class Launched:
+    """Tokens of a step of a LaunchingHashModel."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def result(self) -> Int32Array:
+        return np.array(self.tokens, np.int32)
+
+
+class LaunchingHashModel(HashModel):
+    """A HashModel that chooses tokens itself, as backends on GPUs do, and takes steps behind steps."""
+
+    def launch(
+        self, batch: StepBatch, draws: Draws, previous: Launched | None = None, rows: Int32Array | None = None
+    ) -> Launched:
+        if previous is not None:
+            assert rows is not None
+            batch = replace(batch, token_ids=previous.result()[rows])
+        logits, tokens = self.step(batch), []
+        for row, values in enumerate(logits):
+            params = SamplingParams(
+                temperature=float(draws.temperature[row]),
+                top_k=int(draws.top_k[row]),
+                top_p=float(draws.top_p[row]),
+                min_p=float(draws.min_p[row]),
+            )
+            sampler = SequenceSampler(params, 0, (), ())
+            tokens.append(sampler.choose(values, float(draws.uniform[row])) if np.isfinite(values).all() else -1)
+        return Launched(tokens)
+
+
 class HashBackend:
     """Runs any folder as a HashModel with the vocabulary of its tokenizer."""
 
@@ -117,9 +152,11 @@ class HashBackend:
         return self.model
 
 
-@pytest.fixture
-def hash_model() -> type[HashModel]:
-    return HashModel
+@pytest.fixture(params=[HashModel, LaunchingHashModel], ids=["steps", "launches"])
+def hash_model(request: pytest.FixtureRequest) -> type[HashModel]:
+    """Each test that takes it runs on a model that gives logits, and on one that gives tokens."""
+    model: type[HashModel] = request.param
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,7 +15,7 @@ from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.scheduler import SchedulerOptions
 from inferencex.runtime.outputs import CompletionDelta, EmbeddingOutput
 from inferencex.runtime.params import SamplingParams
-from tests.runtime.conftest import hash_logits
+from tests.runtime.conftest import HashModel, LaunchingHashModel, hash_logits
 from tests.runtime.engine.constraints import Script
 
 VOCAB = 17
@@ -153,18 +152,30 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.scheduler.pool.num_free == self.engine.scheduler.pool.num_blocks
 
 
-@pytest.fixture(autouse=True)
-def _model(hash_model: Any) -> None:
-    class Embedding(hash_model):  # type: ignore[misc]
-        hidden_size = VOCAB
+class Embedding:
+    hidden_size = VOCAB
 
-        def hidden_states(self, batch: StepBatch) -> Any:
-            return self.step(batch)
-
-    EngineMachine.model_class = Embedding
+    def hidden_states(self, batch: StepBatch) -> Any:
+        return self.step(batch)  # type: ignore[attr-defined]
 
 
-TestEngineMachine: Callable[..., Any] = EngineMachine.TestCase
-TestEngineMachine.settings = settings(  # type: ignore[attr-defined]
-    max_examples=60, stateful_step_count=30, deadline=None
-)
+class EmbeddingHashModel(Embedding, HashModel): ...
+
+
+class EmbeddingLaunchingHashModel(Embedding, LaunchingHashModel): ...
+
+
+class StepsMachine(EngineMachine):
+    model_class = EmbeddingHashModel
+
+
+class LaunchesMachine(EngineMachine):
+    model_class = EmbeddingLaunchingHashModel
+
+
+TestSteps: Callable[..., Any] = StepsMachine.TestCase
+TestLaunches: Callable[..., Any] = LaunchesMachine.TestCase
+for machine in (TestSteps, TestLaunches):
+    machine.settings = settings(  # type: ignore[attr-defined]
+        max_examples=60, stateful_step_count=30, deadline=None
+    )
