@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
 from inferencex.formats.dialect.names import DOMAIN
+from inferencex.runtime.parallel.names import ALL_GATHER, PARALLEL_DOMAIN
 
 
 class GraphNode(Protocol):
@@ -60,6 +61,9 @@ def find_head(logits: V, is_static: Callable[[V], bool]) -> Head[V] | None:
     value = logits
     while True:
         node = value.producer()
+        if node is not None and (node.domain, node.op_type) == (PARALLEL_DOMAIN, ALL_GATHER):
+            value = cast("V", node.inputs[0])  # of the logits, of which every rank computes some
+            continue
         if node is None or node.domain != "":
             return None
         read = [cast("V", v) for v in node.inputs if v is not None]

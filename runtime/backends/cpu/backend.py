@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.formats.kv_cache import KV_LARGEST, KVScales
-from inferencex.runtime.backends.base import BackendOptions, MemoryNeeds, ModelFacts
+from inferencex.runtime.backends.base import DEFAULT_KV_CACHE_MEMORY, BackendOptions, MemoryNeeds, ModelFacts
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.lowering import (
     LoweredProgram,
@@ -27,6 +27,7 @@ from inferencex.runtime.backends.cpu.memory_limits import check_memory
 from inferencex.runtime.backends.cpu.threads import default_threads, pin_order
 from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.position_tables import check_positions
+from inferencex.runtime.parallel.communicator import Communicator
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,10 +55,35 @@ class CpuBackend:
         """Open the bundle, checking it, and make it ready to run; see `Backend.compile`."""
         return compile_bundle(Bundle.open(bundle), options)
 
+    def rank_options(self, options: BackendOptions, rank: int, size: int) -> BackendOptions:
+        """Divide threads and memory evenly: all ranks are on this machine."""
+        memory = DEFAULT_KV_CACHE_MEMORY if options.kv_cache_memory is None else options.kv_cache_memory
+        threads = (options.threads or default_threads()) // size
+        return replace(options, threads=max(threads, 1), kv_cache_memory=memory // size)
+
+    def connect(self, options: BackendOptions, store: str, rank: int, size: int) -> Communicator:
+        """Join the other ranks by gloo; see `ShardingBackend`."""
+        from inferencex.runtime.parallel.gloo import GlooCommunicator  # which imports torch
+
+        return GlooCommunicator(store, rank, size)
+
+    def compile_shard(self, bundle: Bundle, options: BackendOptions, communicator: Communicator) -> CpuExecutable:
+        """Make one rank's part of a bundle ready to run; see `ShardingBackend`."""
+        return compile_bundle(bundle, options, communicator)
+
+    def facts_of(self, bundle: Bundle, options: BackendOptions) -> ModelFacts:
+        """Return what can be known of an open bundle before it is compiled; see `ShardingBackend`."""
+        return _facts_of(bundle, options, _dtypes(bundle, options)[1])
+
     def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
         """Lower the bundle's graph; see `MemoryPlanner`. Weights count as stored, for repacked they keep their size."""
-        opened = Bundle.open(bundle)
-        lowered = lower_bundle(opened, options)
+        return self.memory_needs_of(Bundle.open(bundle), options)
+
+    def memory_needs_of(
+        self, opened: Bundle, options: BackendOptions, communicator: Communicator | None = None
+    ) -> MemoryNeeds:
+        """Return the same of an open bundle, or of one rank's part of it."""
+        lowered = lower_bundle(opened, options, communicator)
         lowering, bytes_per_block = lowered.options, lowered.facts.bytes_per_token * lowered.options.block_size
         longest = -(-lowering.max_model_len // lowering.block_size)
         return MemoryNeeds(
@@ -77,39 +103,44 @@ class LoweredBundle:
     facts: ModelFacts
 
 
-def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
-    """Lower the graph of an open bundle.
-
-    Raises OptionError for options out of range, BundleError when the manifest promises what the graph does not hold,
-    BackendError when the graph cannot be lowered.
-    """
+def _facts_of(bundle: Bundle, options: BackendOptions, kv_dtype: str) -> ModelFacts:
     facts = bundle.manifest.architecture
     max_model_len, independent = facts.get("max_model_len"), facts.get("length_independent_up_to")
     if not isinstance(max_model_len, int) or max_model_len < 1:
         raise BundleError(
             f"{bundle.path}: bundle.json: architecture.max_model_len is {max_model_len!r}, expected a number"
         )
-    graph = bundle.graph
-    check_nodes(graph)
-    check_positions(graph, max_model_len, str(bundle.path / GRAPH_FILE))
-    integer_activations, kv_dtype, kv_scales = _dtypes(bundle, options)
-    layers = layer_shapes(graph)
-    model_facts = ModelFacts(
+    layers = layer_shapes(bundle.graph)
+    return ModelFacts(
         vocab_size=_vocab_size(bundle),
         max_model_len=max_model_len,
         num_layers=len(layers),
         bytes_per_token=-(-layout_of(layers, options.block_size, kv_dtype).block_stride // options.block_size),
         length_independent_up_to=independent if isinstance(independent, int) else None,
     )
+
+
+def lower_bundle(bundle: Bundle, options: BackendOptions, communicator: Communicator | None = None) -> LoweredBundle:
+    """Lower the graph of an open bundle; with a communicator, of one rank's part of a bundle.
+
+    Raises OptionError for options out of range, BundleError when the manifest promises what the graph does not hold,
+    BackendError when the graph cannot be lowered.
+    """
+    graph = bundle.graph
+    check_nodes(graph)
+    integer_activations, kv_dtype, kv_scales = _dtypes(bundle, options)
+    model_facts = _facts_of(bundle, options, kv_dtype)
+    check_positions(graph, model_facts.max_model_len, str(bundle.path / GRAPH_FILE))
     lowering = LoweringOptions(
         integer_activations=integer_activations,
         kv_dtype=kv_dtype,
         max_tokens=options.max_num_batched_tokens,
         max_seqs=options.max_num_seqs,
-        max_model_len=min(max_model_len, options.max_model_len or max_model_len),
+        max_model_len=min(model_facts.max_model_len, options.max_model_len or model_facts.max_model_len),
         num_blocks=options.blocks_for(model_facts),
         block_size=options.block_size,
         kv_scales=kv_scales,
+        communicator=communicator,
     )
     program = lower_graph(graph, bundle.tensor, lowering)
     if program.logits.dims[1].coefficient != model_facts.vocab_size:
@@ -120,12 +151,16 @@ def lower_bundle(bundle: Bundle, options: BackendOptions) -> LoweredBundle:
     return LoweredBundle(program, lowering, model_facts)
 
 
-def compile_bundle(bundle: Bundle, options: BackendOptions) -> CpuExecutable:
-    """Make an executable of an open bundle. Raises what `lower_bundle` does, and BackendError for want of memory."""
-    lowered = lower_bundle(bundle, options)
+def compile_bundle(bundle: Bundle, options: BackendOptions, communicator: Communicator | None = None) -> CpuExecutable:
+    """Make an executable of an open bundle. Raises what `lower_bundle` does, and BackendError for want of memory.
+
+    communicator: to the other ranks, where the bundle is one rank's part
+    """
+    lowered = lower_bundle(bundle, options, communicator)
     check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
     threads = options.threads or default_threads()
-    cpus = pin_order(threads) if options.pin else []
+    rank, ranks = (0, 1) if communicator is None else (communicator.rank, communicator.size)
+    cpus = pin_order(threads * ranks)[threads * rank : threads * (rank + 1)] if options.pin else []
     executable = CpuExecutable(
         lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus, meanwhile=options.meanwhile
     )

@@ -22,6 +22,7 @@ from inferencex.runtime.backends.cpu.lowering.views import (
 )
 from inferencex.runtime.backends.graph.layer_shapes import LayerShape
 from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues
+from inferencex.runtime.parallel.communicator import Communicator
 
 Array = NDArray[Any]
 AttributeValue = int | float | str | list[int]
@@ -53,6 +54,7 @@ class LoweringOptions:
     kv_scales:           by layer, where keys and values are rounded with calibrated scales; FP8 lies in float16
     max_tokens, max_seqs, max_model_len: the largest step
     num_blocks, block_size: the pool of layer state
+    communicator:        to the other ranks, where the graph is one rank's part of a model
     """
 
     integer_activations: bool
@@ -63,6 +65,7 @@ class LoweringOptions:
     num_blocks: int
     block_size: int
     kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    communicator: Communicator | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from inferencex.formats.graph import Graph, Node, Value
 from inferencex.runtime.backends.cpu.lowering import (
     arrangement,
     attention,
+    collectives,
     experts,
     fallback,
     generic,
@@ -32,6 +33,7 @@ from inferencex.runtime.backends.graph.layer_shapes import layer_shapes
 from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues
 from inferencex.runtime.backends.graph.well_formed import naming
 from inferencex.runtime.backends.head import find_head
+from inferencex.runtime.parallel.names import ALL_GATHER, ALL_REDUCE, PARALLEL_DOMAIN
 
 Handler = Callable[[Lowering, Node], bool]
 
@@ -60,6 +62,8 @@ _SPECIAL: dict[tuple[str, str], tuple[Handler, ...]] = {
     (DOMAIN, "Attention"): (attention.lower_attention,),
     (DOMAIN, "Experts"): (experts.lower_experts,),
     (DOMAIN, "ExpertLinear"): (experts.lower_expert_linear,),
+    (PARALLEL_DOMAIN, ALL_REDUCE): (collectives.lower_all_reduce,),
+    (PARALLEL_DOMAIN, ALL_GATHER): (collectives.lower_all_gather,),
 }
 
 

@@ -1,0 +1,1 @@
+"""Several processes, called ranks, that run one model together: tensor parallelism."""
