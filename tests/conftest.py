@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import triton_kernels
+
+triton_kernels.prepare()
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

@@ -1,0 +1,105 @@
+"""The devices that kernels can run on here, and what each can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from inferencex.formats.errors import BackendError
+from inferencex.runtime.backends.device_names import DeviceName, kernels_are_interpreted
+
+_OLDEST_COMPUTE_CAPABILITY = (7, 5)  # that Triton compiles for
+_BFLOAT16_COMPUTE_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a bundle runs.
+
+    kind:          cuda, rocm, or interpreter: Triton's, on the CPU, for tests
+    index:         its number, as torch counts
+    name:          what its maker calls it
+    architecture:  sm_90, gfx942, ...
+    memory:        bytes
+    """
+
+    kind: Literal["cuda", "rocm", "interpreter"]
+    index: int
+    name: str
+    architecture: str
+    memory: int
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device in torch's words, which calls AMD's cuda as well."""
+        return torch.device("cpu") if self.kind == "interpreter" else torch.device("cuda", self.index)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type of activations where nobody asks for one: that of the matrix units with the widest range."""
+        if self.kind == "interpreter":
+            return torch.float32
+        if self.kind == "cuda" and _capability(self.index) < _BFLOAT16_COMPUTE_CAPABILITY:
+            return torch.float16
+        return torch.bfloat16
+
+    def __str__(self) -> str:
+        return (
+            self.name if self.kind == "interpreter" else f"{self.kind}:{self.index} {self.name} ({self.architecture})"
+        )
+
+
+def find_devices() -> list[Device]:
+    """Return the GPUs that this torch can use; the interpreter instead, where the environment asks for it."""
+    if kernels_are_interpreted():
+        return [Device("interpreter", 0, "Triton's interpreter", "interpreter", 0)]
+    if not torch.cuda.is_available():
+        return []
+    return [device for index in range(torch.cuda.device_count()) if (device := _gpu(index)) is not None]
+
+
+def choose_device(asked: DeviceName) -> Device:
+    """Return the device that a name means, the first of its kind if it has no index. Raises BackendError for none."""
+    found = find_devices()
+    fitting = [
+        device
+        for device in found
+        if (device.kind == "interpreter" and not asked.is_gpu)
+        or ((device.kind == asked.kind or asked.kind == "auto") and asked.index in (None, device.index))
+    ]
+    if fitting:
+        return fitting[0]
+    there = ", ".join(map(str, found)) or "none"
+    raise BackendError(f"no device {asked} is usable here; found: {there}. {reason_for_none(asked)}")
+
+
+def reason_for_none(asked: DeviceName) -> str:
+    """Say what stands in the way of using a GPU."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"This torch ({torch.__version__}) is built for the CPU alone; install inferencex[cuda] or "
+            "inferencex[rocm] with the build of torch that fits the driver"
+        )
+    built_for = "rocm" if torch.version.hip is not None else "cuda"
+    if asked.is_gpu and asked.kind != built_for:
+        return f"This torch ({torch.__version__}) is built for {built_for}; {asked.kind} needs another build"
+    if torch.cuda.is_available():
+        return "`inferencex doctor` lists what each device lacks"
+    return f"torch {torch.__version__} finds no driver or no device: see whether nvidia-smi or rocm-smi lists one"
+
+
+def _gpu(index: int) -> Device | None:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        architecture = properties.gcnArchName.split(":")[0]
+        return Device("rocm", index, properties.name, architecture, properties.total_memory)
+    if _capability(index) < _OLDEST_COMPUTE_CAPABILITY:
+        return None
+    architecture = f"sm_{properties.major}{properties.minor}"
+    return Device("cuda", index, properties.name, architecture, properties.total_memory)
+
+
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)

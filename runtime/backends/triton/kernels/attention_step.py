@@ -1,0 +1,185 @@
+"""What the kernels of attention are given: a step, planned once for all layers, and a layer."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from inferencex.formats.errors import BackendError
+from inferencex.runtime.backends.triton.attention_tiles import SMALLEST_SPLIT
+from inferencex.runtime.backends.triton.kernels.attention_keys import parts_of
+from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages, PageFormat, Scaling
+from inferencex.runtime.backends.triton.tuning import Config
+
+Family = Literal["ampere", "hopper", "cdna", "rdna"]
+"""Chips that want the same blocks: NVIDIA's before sm_90 or for desktops, NVIDIA's others, AMD's with waves of 64,
+AMD's with waves of 32.
+
+Shared memory of a program is at most 99 KiB on the smallest of the first, 227 KiB on the second, 64 KiB on AMD's.
+"""
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """A step as attention of every layer sees it; tensors on the device, planned once on the host.
+
+    slots:            int64 [T], flat slot of each new token; negative for rows that fill up a batch
+    sequence_offsets: int32 [S + 1]
+    context_lengths:  int32 [S], 0 for sequences that fill up a batch
+    block_tables:     int32 [S, B]
+    tiles:            int32 [n, 2], of `plan_tiles`
+    tile_rows:        rows of a tile, that `tiles` were planned with
+    decode_sequences: int32 [D], sequences with one new token
+    longest_context:  bound of the contexts of `decode_sequences`: the grid of decode depends on it, no result does
+    """
+
+    slots: Tensor
+    sequence_offsets: Tensor
+    context_lengths: Tensor
+    block_tables: Tensor
+    tiles: Tensor
+    tile_rows: int
+    decode_sequences: Tensor
+    longest_context: int
+
+    def __post_init__(self) -> None:
+        """Check types and shapes. Raises BackendError."""
+        sequences = self.context_lengths.shape[0]
+        expected = {
+            "slots": (torch.int64, self.slots.shape[:1]),
+            "sequence_offsets": (torch.int32, (sequences + 1,)),
+            "context_lengths": (torch.int32, (sequences,)),
+            "block_tables": (torch.int32, (sequences, self.block_tables.shape[-1])),
+            "tiles": (torch.int32, (self.tiles.shape[0], 2)),
+            "decode_sequences": (torch.int32, self.decode_sequences.shape[:1]),
+        }
+        for name, (dtype, shape) in expected.items():
+            found: Tensor = getattr(self, name)
+            apart = found.numel() > 1 and found.shape[-1] > 1 and found.stride(-1) != 1
+            if found.dtype != dtype or found.shape != shape or apart:
+                raise BackendError(
+                    f"{name} of a step is {found.dtype} {list(found.shape)} with strides {found.stride()}, "
+                    f"expected {dtype} {list(shape)}, the last dimension adjacent"
+                )
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What sets the attention of a layer apart, the widths and numbers of its heads excepted, which pages have."""
+
+    num_heads: int
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+
+    def constants(self, pages: KVPages) -> dict[str, object]:
+        """Return the constants that the kernels of prefill and decode share."""
+        return constants_of(
+            self.num_heads,
+            pages.num_kv_heads,
+            pages.key_width,
+            pages.value_width,
+            block_size=pages.block_size,
+            window=self.window,
+            chunk=self.chunk,
+            softcap=self.softcap,
+            sinks=self.sinks is not None,
+            alibi=self.slopes is not None,
+            page_format=pages.format,
+            scaling=pages.scaling,
+        )
+
+
+def constants_of(
+    num_heads: int,
+    num_kv_heads: int,
+    key_width: int,
+    value_width: int,
+    *,
+    block_size: int = 16,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    alibi: bool = False,
+    page_format: PageFormat = "plain",
+    scaling: Scaling = "none",
+) -> dict[str, object]:
+    """Return the constants that the kernels of prefill and decode share, of a layer that is described in numbers."""
+    key_parts, value_parts = parts_of(key_width), parts_of(value_width)
+    return {
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "DK": key_width,
+        "DV": value_width,
+        "BLOCK_SIZE": block_size,
+        "WINDOW": window,
+        "CHUNK": chunk,
+        "SOFTCAP": softcap,
+        "SINKS": sinks,
+        "ALIBI": alibi,
+        "FORMAT": page_format,
+        "SCALING": scaling,
+        "DK_MAIN": key_parts[0],
+        "DK_TAIL": key_parts[1],
+        "DV_MAIN": value_parts[0],
+        "DV_TAIL": value_parts[1],
+    }
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a kernel of attention cuts its work.
+
+    rows, keys: of a tile of queries and a block of keys
+    num_warps, num_stages: of a program; stages that loads are ahead by
+    key_step: columns of queries and keys that are multiplied at once; 0 for all, with queries kept in registers
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    key_step: int = 0
+
+    def config(self) -> Config:
+        """Return what is tuned of them."""
+        return Config.of(self.num_warps, self.num_stages, BLOCK_N=self.keys)
+
+    def with_config(self, config: Config) -> Blocks:
+        """Return them with what was tuned. Raises BackendError for keys that do not divide every split."""
+        keys = config["BLOCK_N"]
+        if keys < 16 or SMALLEST_SPLIT % keys:
+            raise BackendError(f"attention cannot take {keys} keys at a time, expected 16, 32, 64, 128 or 256")
+        return replace(self, keys=keys, num_warps=config.num_warps, num_stages=config.num_stages)
+
+    def candidates(self) -> list[Config]:
+        """Return the configurations that are worth measuring, these first; those of wide heads in registers only."""
+        found = [self.config()]
+        if self.key_step == 0:
+            for keys, warps, stages in itertools.product((16, 32, 64, 128), (4, 8), (1, 2, 3, 5)):
+                found.append(Config.of(warps, stages, BLOCK_N=keys))
+        return list(dict.fromkeys(found))
+
+
+def shape_class(num_heads: int, pages: KVPages, dtype: torch.dtype) -> str:
+    """Return what layers have in common that one configuration suits, as text."""
+    widths = f"{num_heads // pages.num_kv_heads} x {pages.key_width}/{pages.value_width}"
+    return f"{widths} {str(dtype).removeprefix('torch.')} over {str(pages.keys.dtype).removeprefix('torch.')}"
+
+
+def family_of(device: torch.device) -> Family:
+    """Return the family of a device; of the CPU, where kernels are interpreted, the first."""
+    if device.type != "cuda":
+        return "ampere"
+    if torch.version.hip is None:
+        return "hopper" if (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0) else "ampere"
+    name = torch.cuda.get_device_properties(device).gcnArchName
+    return "cdna" if name.startswith("gfx9") else "rdna"

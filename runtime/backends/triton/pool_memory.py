@@ -1,0 +1,54 @@
+"""How much memory of a GPU the pool of layer state gets: what is left when weights and the largest step have theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferencex.formats.errors import BackendError, OptionError
+
+_MARGIN = 64 << 20
+"""Bytes that are left to the allocator's rounding."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a device, as seen when weights are loaded and a largest step has run.
+
+    total:       what it has
+    others:      what other processes, and the driver, use
+    weights:     what the bundle's weights take
+    step:        what the values of the largest step took at once
+    recordings:  what recorded decode steps may take
+    """
+
+    total: int
+    others: int
+    weights: int
+    step: int
+    recordings: int
+
+    def for_pool(self, utilization: float) -> int:
+        """Return the bytes that the pool may take when all together may take `utilization` of the device.
+
+        Raises OptionError for a share outside of (0, 1], and BackendError, with all numbers, when nothing is left.
+        """
+        if not 0 < utilization <= 1:
+            raise OptionError(f"gpu_memory_utilization={utilization}; expected a share above 0 and at most 1")
+        taken = self.others + self.weights + self.step + self.recordings + _MARGIN
+        left = int(self.total * utilization) - taken
+        if left <= 0:
+            raise BackendError(
+                f"no memory is left for the KV cache: of {self.total / 1e9:.2f} GB, {utilization:.0%} may be used; "
+                f"{self}. Lower max_num_batched_tokens or max_num_seqs, raise gpu_memory_utilization, or use a smaller "
+                "quantization"
+            )
+        return left
+
+    def __str__(self) -> str:
+        parts = (
+            ("weights", self.weights),
+            ("the largest step", self.step),
+            ("recorded decode steps", self.recordings),
+            ("other processes and the driver", self.others),
+        )
+        return ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts)

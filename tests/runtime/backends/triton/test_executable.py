@@ -1,0 +1,174 @@
+"""Bundles on the device: as the CPU computes them, recorded or not, with tokens chosen here or there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inferencex.formats.errors import BackendError, OptionError
+from inferencex.runtime.backends.base import BackendOptions, HiddenStatesExecutable, SamplingExecutable, StepBatch
+from inferencex.runtime.backends.cpu import CpuBackend
+from inferencex.runtime.backends.triton import TritonBackend
+from inferencex.runtime.backends.triton.executable import TritonExecutable
+from inferencex.runtime.engine.engine import Engine
+from inferencex.runtime.params import SamplingParams
+
+OPTIONS = BackendOptions(num_blocks=24, block_size=4, max_num_seqs=4, activation_dtype="float32", threads=1)
+PROMPTS = [[5, 9, 200, 13, 7], [1], [3, 3, 8]]
+
+
+@dataclass
+class Replayed:
+    """A recording that runs its step anew: what a device replays, without one."""
+
+    step: object
+    output: Tensor
+    nbytes: int = 1000
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.output.copy_(self.step())  # type: ignore[operator]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.recordings: list[Replayed] = []
+
+    def __call__(self, step: object) -> Replayed:
+        self.recordings.append(Replayed(step, step().clone()))  # type: ignore[operator]
+        return self.recordings[-1]
+
+
+@pytest.fixture(scope="module")
+def executable(tiny_bundle: Path) -> TritonExecutable:
+    return TritonBackend().compile(tiny_bundle, OPTIONS)
+
+
+def prompts_batch() -> StepBatch:
+    return step_batch([(0, len(prompt)) for prompt in PROMPTS], [token for prompt in PROMPTS for token in prompt])
+
+
+def step_batch(chunks: list[tuple[int, int]], tokens: list[int]) -> StepBatch:
+    """A step of (first, end) of each sequence, whose blocks are 6 s to 6 s + 5, with the last row's logits."""
+    counts = [end - first for first, end in chunks]
+    offsets = np.cumsum([0, *counts]).astype(np.int32)
+    return StepBatch(
+        token_ids=np.array(tokens, np.int32),
+        positions=np.concatenate([np.arange(first, end) for first, end in chunks]).astype(np.int32),
+        sequence_offsets=offsets,
+        context_lengths=np.array([end for _, end in chunks], np.int32),
+        block_tables=np.array([np.arange(6 * s, 6 * s + 6) for s in range(len(chunks))], np.int32),
+        logit_rows=offsets[1:] - 1,
+        prompt_lengths=np.repeat([len(prompt) for prompt in PROMPTS[: len(chunks)]], counts).astype(np.int32),
+    )
+
+
+def test_recorded_decoding_gives_what_launches_give(tiny_bundle: Path, executable: TritonExecutable) -> None:
+    recorded, recorder = TritonBackend().compile(tiny_bundle, OPTIONS), Recorder()
+    recorded.record_decoding(recorder, max_sequences=4, memory=1 << 20)
+    for each in (executable, recorded):
+        each.step(prompts_batch())
+    assert not recorder.recordings, "prompts are not recorded"
+    for place in range(3):
+        batch = step_batch([(len(p) + place, len(p) + place + 1) for p in PROMPTS], [place, place + 1, 7])
+        np.testing.assert_allclose(recorded.step(batch), executable.step(batch), atol=1e-5)
+    assert [one.replays for one in recorder.recordings] == [3], "one bucket: 4 sequences up to the longest context"
+    assert recorder.recordings[0].output.shape[0] == 4
+
+
+def test_recordings_beyond_their_memory_are_dropped(tiny_bundle: Path) -> None:
+    executable, recorder = TritonBackend().compile(tiny_bundle, OPTIONS), Recorder()
+    executable.record_decoding(recorder, max_sequences=4, memory=1500)
+    executable.step(prompts_batch())
+    for count in (1, 2, 1):
+        chunks = [(len(p), len(p) + 1) for p in PROMPTS[:count]]
+        executable.step(step_batch(chunks, [1] * count))
+    assert len(recorder.recordings) == 3, "the first was dropped for the second, and made again"
+
+
+def test_the_engine_is_told_tokens(tiny_bundle: Path, executable: TritonExecutable) -> None:
+    assert isinstance(executable, SamplingExecutable) and isinstance(executable, HiddenStatesExecutable)
+    cpu = CpuBackend().compile(tiny_bundle, OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    seeded = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=3, max_tokens=6)
+    outputs = []
+    for each in (cpu, executable):
+        engine = Engine(each)
+        for index, prompt in enumerate(PROMPTS):
+            engine.add_request(str(index), prompt, params if index < 2 else seeded)
+        done = {}
+        while engine.has_unfinished:
+            done.update({d.request_id: d.output.outputs[0].token_ids for d in engine.step() if d.output is not None})
+        engine.check_integrity()
+        outputs.append(done)
+    assert outputs[0] == outputs[1]
+
+
+def test_hidden_states(tiny_bundle: Path, executable: TritonExecutable) -> None:
+    cpu = CpuBackend().compile(tiny_bundle, OPTIONS)
+    expected = cpu.hidden_states(prompts_batch()).copy()
+    assert executable.hidden_size == cpu.hidden_size
+    np.testing.assert_allclose(executable.hidden_states(prompts_batch()), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "tolerance"), [("float16", 5e-3), ("int8", 5e-2)])
+def test_keys_and_values_of_less_precision(
+    tiny_bundle: Path, executable: TritonExecutable, kv_cache_dtype: str, tolerance: float
+) -> None:
+    expected = executable.step(prompts_batch())
+    less = TritonBackend().compile(tiny_bundle, replace(OPTIONS, kv_cache_dtype=kv_cache_dtype))
+    assert less.facts.bytes_per_token < executable.facts.bytes_per_token
+    np.testing.assert_allclose(less.step(prompts_batch()), expected, atol=tolerance)
+
+
+def test_activations_of_16_bits(tiny_bundle: Path, executable: TritonExecutable) -> None:
+    half = TritonBackend().compile(tiny_bundle, replace(OPTIONS, activation_dtype="float16"))
+    expected = executable.step(prompts_batch())
+    np.testing.assert_allclose(half.step(prompts_batch()), expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": np.full(9, 10**6, np.int32)}, "token ids are 1000000 to 1000000"),
+        ({"token_ids": np.full(9, -1, np.int32)}, "token ids are -1 to -1"),
+        ({"block_tables": np.full((3, 6), 24, np.int32)}, "of a pool of 24"),
+        ({"block_tables": np.full((3, 6), -1, np.int32)}, "block tables name blocks -1"),
+        ({"block_tables": np.zeros((3, 1), np.int32)}, "needs 2 blocks"),
+        ({"context_lengths": np.full(3, 10**6, np.int32)}, "longer than max_model_len"),
+    ],
+)
+def test_batches_that_would_leave_the_pages(
+    executable: TritonExecutable, change: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(BackendError, match=message):
+        executable.step(replace(prompts_batch(), **change))
+
+
+def test_options_that_are_none(tiny_bundle: Path) -> None:
+    with pytest.raises(OptionError, match="activation_dtype='int8'"):
+        TritonBackend().compile(tiny_bundle, replace(OPTIONS, activation_dtype="int8"))
+    with pytest.raises(OptionError, match="kv_cache_dtype='fp8' takes scales"):
+        TritonBackend().compile(tiny_bundle, replace(OPTIONS, kv_cache_dtype="fp8"))
+
+
+def test_out_of_memory_says_what_to_lower(executable: TritonExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(type(executable.program), "run", fail)
+    with pytest.raises(BackendError, match=r"a step of 9 tokens did not fit.*allocate.*max_num_batched_tokens"):
+        executable.step(prompts_batch())
+
+
+def test_memory_needs(tiny_bundle: Path, executable: TritonExecutable) -> None:
+    needs = TritonBackend().memory_needs(tiny_bundle, OPTIONS)
+    assert needs.state == 24 * 4 * executable.facts.bytes_per_token
+    assert needs.weights > 0 and needs.step > 0
+    assert (needs.device is None) != torch.cuda.is_available()
