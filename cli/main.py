@@ -42,6 +42,8 @@ COMMANDS = {
     ),
     "verify": Command("inferencex.cli.verify", "Check a bundle's files against its hashes and its signature."),
     "sign": Command("inferencex.cli.sign", "Sign a bundle's checksums.", extra="sign"),
+    "doctor": Command("inferencex.cli.doctor", "Show devices, drivers and versions, and what runs where."),
+    "tune": Command("inferencex.cli.tune", "Measure launch options for a bundle on this GPU.", extra="cuda"),
     "inspect": Command("inferencex.cli.inspect", "Show what is in a bundle: graph, fusions, weights."),
 }
 

@@ -36,6 +36,8 @@ class LLM:
     """A model that is loaded and ready to answer.
 
     backend:                "auto", a backend's name, or a Backend
+    device:                 "auto", "cpu", "cuda", "rocm", or a GPU by its number such as "cuda:1"; "auto" is a GPU if
+                            there is one, for backends that are chosen
     max_model_len:          longest prompt and output together; None: what the model was made for
     max_num_seqs:           most sequences in progress at once
     max_num_batched_tokens: most tokens computed in one step; long prompts are cut into pieces of this size
@@ -45,9 +47,12 @@ class LLM:
     scheduling_policy:      "fcfs", or "priority": requests with lower `priority` first
     threads:                threads to compute with; None: one for each physical core this process may use
     pin:                    keep each thread on a core of its own
-    activation_dtype:       how linears with INT4 and INT8 weights read activations: "auto", "int8" or "float32"
+    activation_dtype:       "auto"; on a CPU how linears with INT4 and INT8 weights read activations, "int8" or
+                            "float32"; on a GPU what activations are, "bfloat16", "float16" or "float32"
     kv_cache_dtype:         "auto", "float32", "float16", "bfloat16", "int8", or "fp8" for bundles with scales for it;
                             "auto" is the format that the bundle has calibrated scales for, if any
+    gpu_memory_utilization: share of a GPU's memory to use, where neither `kv_cache_memory` nor `num_kv_blocks` is given
+    tensor_parallel_size:   processes that divide the model among them, this one included; see docs/parallel.md
     load_tokenizer:         False: leave the tokenizer alone, and serve token ids as a bundle without one does
 
     A bundle without tokenizer.json serves prompts of token ids: `tokenizer` is None, outputs carry token ids and
@@ -67,6 +72,7 @@ class LLM:
         bundle: str | Path,
         *,
         backend: str | Backend = "auto",
+        device: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 1024,
@@ -79,6 +85,8 @@ class LLM:
         pin: bool = False,
         activation_dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        gpu_memory_utilization: float = 0.9,
+        tensor_parallel_size: int = 1,
         load_tokenizer: bool = True,
     ) -> None:
         folder = Path(bundle)
@@ -94,9 +102,11 @@ class LLM:
             "num_kv_blocks": num_kv_blocks,
             "block_size": block_size,
             "threads": threads,
+            "tensor_parallel_size": tensor_parallel_size,
         }
         for option, value in positive.items():
-            if value is None and option not in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            needed = ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
+            if value is None and option not in needed:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise OptionError(f"{option}={value!r}; expected an integer")
@@ -111,7 +121,11 @@ class LLM:
         options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
         self._folder = folder
         self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
-        self.backend = select_backend(backend, folder) if isinstance(backend, str) else backend
+        self.backend = select_backend(backend, folder, device) if isinstance(backend, str) else backend
+        if tensor_parallel_size > 1:
+            from inferencex.runtime.parallel.backend import ParallelBackend  # here, for one process needs none of it
+
+            self.backend = ParallelBackend(self.backend, tensor_parallel_size)
         loading = Once(lambda: _load_tokenizer(folder) if load_tokenizer else None)
         backend_options = BackendOptions(
             num_blocks=num_kv_blocks,
@@ -124,6 +138,8 @@ class LLM:
             activation_dtype=activation_dtype,
             kv_cache_dtype=kv_cache_dtype,
             pin=pin,
+            device=device,
+            gpu_memory_utilization=gpu_memory_utilization,
             meanwhile=loading.result,
         )
         executable = self.backend.compile(folder, backend_options)

@@ -23,7 +23,12 @@ CONVERT_ONLY = HEAVY | {"onnx_ir", "sympy"}
 # What a command need not import to find out what it is asked for.
 LATE = {"numpy", "onnx", "tokenizers", "jinja2", "rich", "inferencex.runtime.llm"}
 # What the packages of the runtime hold that does need the extra.
-CONVERT_MODULES = ("inferencex.runtime.backends.reference", "inferencex.formats.bundle.writer")
+CONVERT_MODULES = (
+    "inferencex.runtime.backends.reference",
+    "inferencex.runtime.backends.triton",
+    "inferencex.runtime.parallel.gloo",
+    "inferencex.formats.bundle.writer",
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +73,14 @@ def test_extras_bring_what_their_users_need(pyproject: dict[str, Any]) -> None:
     }
 
 
+_PIN = r"[a-z0-9-]+==[0-9][0-9a-z.]*(; sys_platform == 'linux')?"
+
+
 def _pins(file: str) -> list[str]:
     """Names that a list of constraints pins, once its form is checked."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in pins), "each line is name==version"
+    assert all(re.fullmatch(_PIN, pin) for pin in pins), "each line is name==version, perhaps for one system"
     assert pins == sorted(pins, key=lambda pin: pin.split("==")[0]), "sorted, each name once"
     names = [pin.split("==")[0] for pin in pins]
     assert len(names) == len(set(names))
@@ -87,7 +95,7 @@ def test_constraints_pin_everything_asked_for(pyproject: dict[str, Any]) -> None
     # What only `make bench` and `make accuracy-peers` install takes minutes to build, or wants other versions of one
     # another's dependencies; `datasets` is large, and its users are not the tests.
     unpinned = ("bench", "datasets", "peers")
-    with_tests = ("clients", "eval")
+    with_tests = ("clients", "cuda", "eval", "rocm")
     extras = {
         extra: names for extra, names in project["optional-dependencies"].items() if extra not in unpinned + with_tests
     }

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferencex.formats.errors import BackendError, OptionError
+from inferencex.runtime.backends.device_names import DeviceName, may_have_gpu
 
 if TYPE_CHECKING:
     from inferencex.runtime.backends.base import Backend
 
 # In the order "auto" tries them, the fastest first.
 _BACKENDS = {
+    "triton": ("inferencex.runtime.backends.triton", "TritonBackend", "cuda"),
     "cpu": ("inferencex.runtime.backends.cpu", "CpuBackend", ""),
     "reference": ("inferencex.runtime.backends.reference", "ReferenceBackend", "convert"),
 }
+
+_ON_GPUS = ("triton",)
+_ROCM_HINT = ", or inferencex[rocm] for AMD's GPUs"
 
 
 def backend_names() -> tuple[str, ...]:
@@ -38,17 +43,26 @@ def load_backend(name: str) -> Backend:
             raise
         raise BackendError(
             f"the backend {name!r} needs the package {error.name!r}, which is not installed; "
-            f"install inferencex{f'[{extra}]' if extra else ''}"
+            f"install inferencex{f'[{extra}]' if extra else ''}{_ROCM_HINT if name in _ON_GPUS else ''}"
         ) from error
     return backend
 
 
-def select_backend(name: str, bundle: Path) -> Backend:
-    """Return the backend called `name`, or for "auto" the first that can run `bundle` here.
+def select_backend(name: str, bundle: Path, device: str = "auto") -> Backend:
+    """Return the backend called `name`, or for "auto" the first that can run `bundle` on the device here.
 
-    Raises BackendError stating each backend's reasons when none can.
+    A look for GPUs imports torch, so "auto" looks for one only where there are a driver and the packages.
+
+    Raises OptionError for names that are none and for a backend that does not compute on such a device, and
+    BackendError stating each backend's reasons when none can.
     """
-    names = backend_names() if name == "auto" else (name,)
+    asked = DeviceName.parse(device)
+    names = _candidates(asked) if name == "auto" else (name,)
+    if name in _BACKENDS and asked.kind != "auto" and asked.is_gpu != (name in _ON_GPUS):
+        raise OptionError(
+            f"the backend {name!r} computes on {'GPUs' if name in _ON_GPUS else 'CPUs'}, and device={device!r}; give "
+            "one of them, or backend auto"
+        )
     refusals: list[str] = []
     for candidate in names:
         try:
@@ -61,3 +75,11 @@ def select_backend(name: str, bundle: Path) -> Backend:
             return backend
         refusals.append(f"{candidate}: {'; '.join(reasons)}")
     raise BackendError(f"{bundle}: no backend can run this bundle here: {' | '.join(refusals)}")
+
+
+def _candidates(device: DeviceName) -> tuple[str, ...]:
+    """Return the backends that "auto" tries, in order."""
+    if device.is_gpu:
+        return _ON_GPUS
+    on_cpus = tuple(name for name in _BACKENDS if name not in _ON_GPUS)
+    return (*_ON_GPUS, *on_cpus) if device.kind == "auto" and may_have_gpu() else on_cpus

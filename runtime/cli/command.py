@@ -53,6 +53,9 @@ def run(
     n: options.Count = None,
     logprobs: options.Logprobs = None,
     backend: options.BackendName = "auto",
+    device: options.Device = "auto",
+    gpu_memory_utilization: options.GpuMemoryUtilization = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
@@ -95,6 +98,9 @@ def run(
     params = SamplingParams(**{name: value for name, value in sampling.items() if value is not None})
     engine: dict[str, Any] = {
         "backend": backend,
+        "device": device,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "tensor_parallel_size": tensor_parallel_size,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

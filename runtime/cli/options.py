@@ -77,6 +77,15 @@ Logprobs = Annotated[
 ]
 
 BackendName = Annotated[str, _option(_ENGINE, "--backend", help="auto, or a backend's name.")]
+Device = Annotated[
+    str, _option(_ENGINE, "--device", help="auto, cpu, cuda, rocm, or a GPU by its number such as cuda:1.")
+]
+GpuMemoryUtilization = Annotated[
+    float | None, _option(_ENGINE, "--gpu-memory-utilization", help="Share of a GPU's memory to use.")
+]
+TensorParallelSize = Annotated[
+    int, _option(_ENGINE, "--tensor-parallel-size", help="Processes that divide the model among them.")
+]
 MaxModelLen = Annotated[int | None, _option(_ENGINE, "--max-model-len", help="Longest prompt and answer together.")]
 MaxNumSeqs = Annotated[int | None, _option(_ENGINE, "--max-num-seqs", help="Most answers in progress at once.")]
 MaxNumBatchedTokens = Annotated[
@@ -92,8 +101,12 @@ Threads = Annotated[
 ]
 Pin = Annotated[bool, _option(_ENGINE, "--pin/--no-pin", help="Keep each thread on a core of its own.")]
 ActivationDtype = Annotated[
-    Literal["auto", "int8", "float32"],
-    _option(_ENGINE, "--activation-dtype", help="How linears with INT4 and INT8 weights read activations."),
+    Literal["auto", "int8", "float32", "bfloat16", "float16"],
+    _option(
+        _ENGINE,
+        "--activation-dtype",
+        help="On a CPU, how linears with INT4 and INT8 weights read activations; on a GPU, what activations are.",
+    ),
 ]
 KvCacheDtype = Annotated[
     Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"],
@@ -117,6 +130,9 @@ _FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "num_kv_blocks": "--kv-blocks",
     "threads": "--threads",
+    "device": "--device",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "tensor_parallel_size": "--tensor-parallel-size",
     "activation_dtype": "--activation-dtype",
     "kv_cache_dtype": "--kv-cache-dtype",
 }

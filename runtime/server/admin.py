@@ -29,6 +29,7 @@ class LoadOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     backend: str | None = None
+    device: str | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
@@ -39,8 +40,10 @@ class LoadOptions(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] | None = None
     threads: Count | None = None
     pin: bool | None = None
-    activation_dtype: Literal["auto", "int8", "float32"] | None = None
+    activation_dtype: Literal["auto", "int8", "float32", "bfloat16", "float16"] | None = None
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"] | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    tensor_parallel_size: Count | None = None
     warm_up: bool | None = None
 
 

@@ -14,7 +14,7 @@ from inferencex.runtime.server.models.version import LoadRequest
 
 def check(settings: Settings) -> None:
     """Raise for what can be known to be wrong without loading: OptionError, or BundleError for a missing bundle."""
-    model, engine = settings.model, settings.engine
+    model = settings.model
     if not model.path and not model.root:
         raise OptionError("there is nothing to serve; give --model-path, or --model-root to load models later")
     for path in model.path:
@@ -23,11 +23,6 @@ def check(settings: Settings) -> None:
     for root in model.root:
         if not root.is_dir():
             raise OptionError(f"model.root {root}: is not a folder; give one that holds bundles")
-    if engine.tensor_parallel_size > 1:
-        raise OptionError(
-            f"engine.tensor_parallel_size is {engine.tensor_parallel_size}, and no backend of this installation "
-            "divides a model among devices; leave it at 1, and use model.replicas for more throughput"
-        )
     names = [name for name, _, _ in _named(settings)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -36,8 +31,6 @@ def check(settings: Settings) -> None:
 
 def notes(settings: Settings) -> Iterator[str]:
     """Yield what is worth saying of settings that can be honoured only in part."""
-    if settings.engine.gpu_memory_utilization is not None:
-        yield "engine.gpu_memory_utilization has no effect: the backends of this installation compute on the CPU"
     if settings.server.admin_keys and not settings.model.root:
         yield "admin keys are set, and there is no model.root: no further models can be loaded"
     if settings.server.tls_certificate is None and settings.server.api_keys and not _is_local(settings):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -19,9 +20,11 @@ from inferencex.runtime.backends.base import BackendOptions, Executable
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.reference import ReferenceBackend
+from tests import triton_kernels
 from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed, last_logits, ragged_logits, random_sequences
 from tests.architectures.shrink import tiny_config
 from tests.architectures.zoo import reference_logits, tiny_model
+from tests.runtime.parallel.ranks import Ranks
 
 MAX_MODEL_LEN = 64
 TOLERANCE = 1e-3
@@ -38,19 +41,24 @@ class _Silent:
     def note(self, text: str) -> None: ...
 
 
-def largest_errors(name: str, **overrides: object) -> dict[str, float]:
+def largest_errors(name: str, *, look: Callable[[Path], None] | None = None, **overrides: object) -> dict[str, float]:
     """Return, for each way to run a bundle here, the largest difference of any logit between `transformers`, each
     sequence alone, and a ragged batch or a single sequence of whose tokens only the last has its logits asked for.
 
-    The model goes all the way: written as a checkpoint, converted, its bundle read back. Raises InferenceXError when
-    it cannot be converted, AssertionError when the logits are not finite or have another shape.
+    The model goes all the way: written as a checkpoint, converted, its bundle read back; `look` is shown the bundle.
+    Raises InferenceXError when it cannot be converted, AssertionError when the logits are not finite or have another
+    shape.
     """
     model = tiny_model(name, **overrides)
     sequences = random_sequences(_TOKENS)
     expected = [reference_logits(model, tokens) for tokens in sequences]
     with TemporaryDirectory() as folder:
         bundle = write_bundle(model, tiny_config(name, **overrides), Path(folder))
-        return {way: _error(executable, sequences, expected) for way, executable in _executables(bundle)}
+        if look is not None:
+            look(bundle)
+        return {
+            way: _error(executable, sequences, expected) for way, executable in _executables(bundle, look is not None)
+        }
 
 
 def _error(executable: Executable, sequences: list[list[int]], expected: list[NDArray[np.float32]]) -> float:
@@ -64,13 +72,25 @@ def _error(executable: Executable, sequences: list[list[int]], expected: list[ND
     return max(errors)
 
 
-def _executables(bundle: Path) -> Iterator[tuple[str, Executable]]:
-    """Yield the bundle on the reference backend, and on the CPU backend with every kind of kernels of this machine."""
+def _executables(bundle: Path, divided: bool) -> Iterator[tuple[str, Executable]]:
+    """Yield the bundle on the reference backend, and on the CPU backend with every kind of kernels of this machine.
+
+    divided: also on two ranks, which models of the zoo need not have the sizes for, and with the kernels for GPUs,
+             which take long in the interpreter
+    """
     options = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE, threads=1)
     yield "reference", ReferenceBackend().compile(bundle, options)
     for isa in _cpu.available_isas():
         with mock.patch.dict(os.environ, INFERENCEX_ISA=isa):
             yield f"cpu {isa}", CpuBackend().compile(bundle, options)
+    if not divided:
+        return
+    yield "two ranks", Ranks(bundle, 2, options)
+    if triton_kernels.AVAILABLE:
+        from inferencex.runtime.backends.triton import TritonBackend
+
+        exact = replace(options, activation_dtype="float32", kv_cache_dtype="float32")
+        yield "triton", TritonBackend().compile(bundle, exact)
 
 
 def largest_error(errors: Mapping[str, float]) -> float:

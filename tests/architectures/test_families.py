@@ -1,12 +1,15 @@
-"""Every architectural feature survives capture, passes and every backend, on ragged batches."""
+"""Every architectural feature survives capture, passes, every backend and a division among ranks, on ragged batches."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.architectures.comparison import TOLERANCE, largest_errors
 from tests.architectures.families import FAMILIES, Family
+from tests.runtime.parallel.division import undivided
 
 
 @pytest.fixture(autouse=True)
@@ -16,5 +19,8 @@ def one_thread() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.id)
 def test_ragged_batch_equals_each_sequence_alone(family: Family) -> None:
-    errors = largest_errors(family.name, **family.overrides)
+    def look(bundle: Path) -> None:
+        assert undivided(bundle, family.id) == [], "a rank holds more of them than its share, for no known reason"
+
+    errors = largest_errors(family.name, look=look, **family.overrides)
     assert {way: error for way, error in errors.items() if not error < TOLERANCE} == {}

@@ -145,6 +145,8 @@ class EngineSettings(_Section):
 
     backend: str = Field(default="auto", min_length=1)
     """What computes: auto, or a backend's name."""
+    device: str = Field(default="auto", min_length=1)
+    """Where it computes: auto, cpu, cuda, rocm, or a GPU by its number such as cuda:1."""
     max_num_seqs: Count = 64
     """Most sequences in progress at once in each engine."""
     max_num_batched_tokens: Count = 1024
@@ -155,20 +157,20 @@ class EngineSettings(_Section):
     """Size of the KV cache in blocks, in place of kv_cache_memory."""
     block_size: Count = 16
     """Tokens of a KV block."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Part of an accelerator's memory to use; a backend that computes on the CPU has none."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Part of a GPU's memory to use, where the size of the KV cache is not given; on a CPU it means nothing."""
     enable_prefix_caching: bool = True
     """Reuse what equal beginnings of prompts have computed."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Which request goes first: the one that came first, or the one with the lowest priority."""
     tensor_parallel_size: Count = 1
-    """Devices that share one model; the backends there are use one."""
+    """Processes that divide each model among them, each on a device of its own or with its share of the threads."""
     threads: Count | None = None
     """Threads of each engine; by default one for each physical core."""
     pin: bool = False
     """Keep each thread on a core of its own."""
-    activation_dtype: Literal["auto", "int8", "float32"] = "auto"
-    """How linears with INT4 and INT8 weights read activations."""
+    activation_dtype: Literal["auto", "int8", "float32", "bfloat16", "float16"] = "auto"
+    """On a CPU, how linears with INT4 and INT8 weights read activations; on a GPU, what activations are."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"] = "auto"
     """How keys and values are kept; auto is what the bundle was calibrated for."""
 

@@ -23,6 +23,7 @@ class MemoryPlan:
                does not say
     step:      values of one step
     smallest_kv_cache: enough for one sequence of the full length in each replica
+    device:    memory of the GPU that all this is taken of; None for the process's own
     """
 
     replicas: int
@@ -30,6 +31,7 @@ class MemoryPlan:
     kv_cache: int
     step: int
     smallest_kv_cache: int = 0
+    device: AvailableMemory | None = None
 
     @property
     def total(self) -> int:
@@ -47,7 +49,11 @@ class MemoryPlan:
 
 def plan_memory(path: Path, options: ModelOptions) -> MemoryPlan:
     """Estimate what loading a bundle takes. Raises what opening it and its backend raise."""
-    backend = select_backend(options.backend, path)
+    backend = select_backend(options.backend, path, options.device)
+    if options.tensor_parallel_size > 1:
+        from inferencex.runtime.parallel.backend import ParallelBackend
+
+        backend = ParallelBackend(backend, options.tensor_parallel_size)
     replicas = options.replicas
     if not isinstance(backend, MemoryPlanner):
         weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -59,6 +65,7 @@ def plan_memory(path: Path, options: ModelOptions) -> MemoryPlan:
         needs.state * replicas,
         needs.step * replicas,
         needs.state_of_longest * replicas,
+        None if needs.device is None else AvailableMemory(needs.device.free, needs.device.total, needs.device.name),
     )
 
 
@@ -68,6 +75,8 @@ def fit(name: str, plan: MemoryPlan, options: ModelOptions, memory: AvailableMem
     A KV cache whose size nobody asked for is made smaller where it has to be, down to one sequence of the full length.
     Raises BackendError, with the numbers and what to lower, when that is not enough.
     """
+    if plan.device is not None:
+        memory = plan.device
     room = memory.available - memory.available // _RESERVED
     if plan.total <= room:
         return plan, options
@@ -112,4 +121,6 @@ def _backend_options(options: ModelOptions) -> BackendOptions:
         activation_dtype=options.activation_dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         pin=options.pin,
+        device=options.device,
+        gpu_memory_utilization=options.gpu_memory_utilization,
     )

@@ -28,6 +28,7 @@ class ModelOptions:
     replicas: int = 1
     warm_up: bool = True
     backend: str = "auto"
+    device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
@@ -40,6 +41,8 @@ class ModelOptions:
     pin: bool = False
     activation_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.replicas, bool) or not isinstance(self.replicas, int):

@@ -197,7 +197,7 @@ def test_a_signal_while_loading_ends_it(stories_bundle: Path, tmp_path: Path) ->
         (("--model-path", "{tmp}/absent"), "absent: is not a folder"),
         (("--model-path", "{tmp}"), "bundle.json"),
         (("--model-root", "{tmp}/absent"), "model.root {tmp}/absent: is not a folder"),
-        (("--model-path", "{bundle}", "--tensor-parallel-size", "2"), "engine.tensor_parallel_size is 2"),
+        (("--model-path", "{bundle}", "--tensor-parallel-size", "3"), "possible sizes are 1, 2, 4"),
         (("--model-path", "{bundle}", "--model-path", "{bundle}"), "two bundles would be called 'stories'"),
         (("--model-path", "{bundle}", "--port", "{port}"), "cannot listen on 127.0.0.1 port {port}"),
         (("--model-path", "{bundle}", "--host", "no such host"), "server.host 'no such host' is no address"),

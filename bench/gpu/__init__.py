@@ -1,0 +1,1 @@
+"""The GPU kernels: what they are compiled to, whether they are right, and how fast they are."""
