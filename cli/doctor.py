@@ -27,13 +27,13 @@ def doctor(
 ) -> None:
     """Show devices, drivers and versions, what runs where, and why something does not."""
     from inferencex.formats.errors import BundleError
-    from inferencex.runtime.backends import select_backend
     from inferencex.runtime.backends.diagnosis import diagnose
 
     if bundle is not None and not bundle.is_dir():
         raise BundleError(f"{bundle}: is not a folder; a bundle is the folder that inferencex-convert writes")
     found = diagnose(bundle)
-    chosen = None if bundle is None else select_backend("auto", bundle).name
+    runs = [finding.what for finding in found.backends if finding.is_good]
+    chosen = runs[0] if bundle is not None and runs else None
     if as_json:
         typer.echo(json.dumps({**asdict(found), "chosen": chosen}, indent=2))
         return
@@ -47,5 +47,6 @@ def doctor(
             table.add_row(finding.what, Text(finding.state, style=style))
         console.print(table)
         console.print()
-    if chosen is not None:
-        console.print(f"{bundle} runs on the backend {chosen} unless another is asked for.", markup=False)
+    if bundle is not None:
+        says = f"runs on the backend {chosen} unless another is asked for" if chosen else "runs on no backend here"
+        console.print(f"{bundle} {says}.", markup=False)

@@ -57,14 +57,21 @@ def kernels(console: Console, device: Device, sizes: Sizes, dtype: torch.dtype, 
 
 
 def whole_model(
-    console: Console, device: Device, sizes: Sizes, layers: int, folder: Path, steps: int, limits: Limits
+    console: Console,
+    device: Device,
+    dtype: torch.dtype,
+    sizes: Sizes,
+    layers: int,
+    folder: Path,
+    steps: int,
+    limits: Limits,
 ) -> None:
     """Time decoding and reading prompts of a model of random weights."""
     on_gpu = device.kind != "interpreter"
     table = Table(title=f"Random model of {layers} layers, INT4 in groups of 64", title_justify="left")
     for column in ("step", "tokens/s", "ms a step", "of bandwidth"):
         table.add_column(column, justify="left" if column == "step" else "right")
-    for measured in measure(make_bundle(sizes, layers, folder), sizes, steps):
+    for measured in measure(make_bundle(sizes, layers, folder), sizes, steps, device, dtype):
         share = measured.bytes_per_step * measured.steps_per_second / limits.bandwidth
         is_decode = measured.name.startswith("decode")
         table.add_row(
@@ -93,6 +100,8 @@ def main() -> int:
         console.print(f"{error}\nWith TRITON_INTERPRET=1 tiny shapes run in the interpreter.", markup=False)
         return 2
     on_gpu = device.kind != "interpreter"
+    if on_gpu:
+        torch.cuda.set_device(device.torch_device)  # kernels are launched on the current device
     dtype = device.compute_dtype if arguments.dtype is None else _DTYPES[arguments.dtype]
     limits = Limits.measured(device.torch_device, dtype)
     sizes = EIGHT_BILLION if on_gpu else TINY
@@ -105,7 +114,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) if arguments.folder is None else arguments.folder
             layers = arguments.layers or (32 if on_gpu else 2)
-            whole_model(console, device, sizes, layers, folder, arguments.steps or (64 if on_gpu else 2), limits)
+            steps = arguments.steps or (64 if on_gpu else 2)
+            whole_model(console, device, dtype, sizes, layers, folder, steps, limits)
     return 1 if wrong else 0
 
 

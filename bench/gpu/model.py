@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bench.gpu.cases import Sizes
+from inferencex.formats.bundle import Bundle
 from inferencex.runtime.backends.base import BackendOptions, Draws, StepBatch
-from inferencex.runtime.backends.triton import TritonBackend
+from inferencex.runtime.backends.triton.backend import compile_bundle
+from inferencex.runtime.backends.triton.devices import Device
 from inferencex.runtime.backends.triton.executable import TritonExecutable
 
 _BLOCK_SIZE = 16
@@ -52,7 +55,7 @@ def make_bundle(sizes: Sizes, layers: int, folder: Path) -> Path:
     return bundle
 
 
-def measure(bundle: Path, sizes: Sizes, steps: int) -> Iterator[Measured]:
+def measure(bundle: Path, sizes: Sizes, steps: int, device: Device, dtype: torch.dtype) -> Iterator[Measured]:
     """Yield decoding of each batch at the sizes' context, and reading prompts."""
     most = max(sizes.batches)
     blocks = -(-(sizes.context + steps + 1) // _BLOCK_SIZE)
@@ -62,8 +65,9 @@ def measure(bundle: Path, sizes: Sizes, steps: int) -> Iterator[Measured]:
         max_num_seqs=most,
         max_num_batched_tokens=sizes.prompt,
         max_model_len=blocks * _BLOCK_SIZE,
+        activation_dtype=str(dtype).removeprefix("torch."),
     )
-    executable = TritonBackend().compile(bundle, options)
+    executable = compile_bundle(Bundle.open(bundle), options, device)
     for layer in range(executable.facts.num_layers):  # what is read must be numbers
         pages = executable.pool(layer)
         pages.keys.zero_()

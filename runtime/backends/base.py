@@ -161,7 +161,7 @@ class HiddenStatesExecutable(Executable, Protocol):
 
 @runtime_checkable
 class ClosableExecutable(Protocol):
-    """An executable that holds more than memory, such as other processes."""
+    """An executable that holds more than memory of this process, such as other processes, or a device's memory."""
 
     def close(self) -> None:
         """Give it back; steps raise BackendError from now on. It is given back as well when nobody uses it any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -208,7 +209,8 @@ class Engine:
         """
         deltas, self._undelivered = self._undelivered, []
         if self._launched is not None:
-            self._finish_launched(self._launched, deltas)
+            launched = self._launched
+            self._run(launched.chunks, lambda: self._finish_launched(launched, deltas), deltas)
             return deltas
         chunks = self.scheduler.plan()
         if not chunks:
@@ -216,12 +218,16 @@ class Engine:
                 raise RuntimeError(f"{len(self._requests)} requests are unfinished and none can be scheduled")
             return deltas
         for part, run in self._parts(chunks):
-            try:
-                run(part, deltas)
-            except BaseException as error:  # also an interrupt must leave the pool whole; it is raised again
-                self._undelivered = deltas + self._fail_all(part, error)
-                raise
+            self._run(part, partial(run, part, deltas), deltas)
         return deltas
+
+    def _run(self, chunks: Sequence[ScheduledChunk], run: Callable[[], None], deltas: list[CompletionDelta]) -> None:
+        """Run a part of a step; where it fails, its requests are over, and the next step reports them."""
+        try:
+            run()
+        except BaseException as error:  # also an interrupt must leave the pool whole; it is raised again
+            self._undelivered = deltas + self._fail_all(chunks, error)
+            raise
 
     def close(self) -> None:
         """Let go of the model, which frees its memory; what is queued is aborted, and nothing is served any more."""
@@ -263,16 +269,15 @@ class Engine:
         self._commit(chunks, layout, logits, started, deltas)
 
     def _finish_launched(self, step: LaunchedStep, deltas: list[CompletionDelta]) -> None:
-        """Launch what follows a step, if that is known, then take over the tokens of the step itself."""
+        """Launch what follows a step, if that is known, then take over the tokens of the step itself.
+
+        Where this fails, what was launched behind it is of no use any more.
+        """
         self._launched = None
         assert isinstance(self.executable, SamplingExecutable), "or nothing would have been launched"
-        try:
-            following = launch_next(self.executable, step, self.scheduler, self._clock())
-            tokens = step.tokens.result()
-            _check_tokens(tokens, len(step.sampled))
-        except BaseException as error:  # as in `step`; what was launched behind it is of no use any more
-            self._undelivered = deltas + self._fail_all(step.chunks, error)
-            raise
+        following = launch_next(self.executable, step, self.scheduler, self._clock())
+        tokens = step.tokens.result()
+        _check_tokens(tokens, len(step.sampled))
         num_tokens, num_decodes = self._advance(step.chunks, step.started)
         for sequence, token_id in zip(step.sampled, tokens.tolist(), strict=True):
             if sequence.status is Status.FINISHED:  # it ended, or its request failed, while this step ran

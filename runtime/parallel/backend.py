@@ -21,7 +21,7 @@ from inferencex.runtime.backends.base import (
     ModelFacts,
 )
 from inferencex.runtime.parallel.bundle_shard import BundleShard
-from inferencex.runtime.parallel.communicator import Communicator, Unconnected
+from inferencex.runtime.parallel.communicator import Communicator, LostRankError, Unconnected
 from inferencex.runtime.parallel.executable import ParallelExecutable
 from inferencex.runtime.parallel.plan import plan_graph
 from inferencex.runtime.parallel.roles import PlanOptions
@@ -31,6 +31,9 @@ from inferencex.runtime.parallel.workers import Workers
 
 _LOG = logging.getLogger(__name__)
 
+_REASON_PATIENCE = 5.0
+"""Seconds until it is known why a rank did not come to an exchange."""
+
 
 @runtime_checkable
 class ShardingBackend(Protocol):
@@ -39,24 +42,32 @@ class ShardingBackend(Protocol):
     name: str
 
     def rank_options(self, options: BackendOptions, rank: int, size: int) -> BackendOptions:
-        """Return a rank's share of what the user asks for: threads, memory, a device of its own."""
+        """Return a rank's share of what the user asks for: threads, memory, a device of its own.
+
+        Raises OptionError or BackendError where there is not enough for all ranks.
+        """
         ...
 
     def facts_of(self, bundle: Bundle, options: BackendOptions) -> ModelFacts:
         """Return what can be known of a part before it is compiled."""
         ...
 
+    def blocks_of(self, bundle: Bundle, options: BackendOptions) -> int | None:
+        """Return how many blocks of state a part has room for; None where only compiling it shows that."""
+        ...
+
     def connect(self, options: BackendOptions, store: str, rank: int, size: int) -> Communicator:
         """Join the other ranks, who call this at the same time; `store` is a path where no file is yet.
 
-        Raises BackendError when they cannot be found.
+        Its folder stays until the ranks end. Raises BackendError when they cannot be found.
         """
         ...
 
     def compile_shard(self, bundle: Bundle, options: BackendOptions, communicator: Communicator) -> Executable:
-        """Make a part ready to run; `options.num_blocks` is what all ranks have agreed on. Raises what `compile` does.
+        """Make a part ready to run. Raises what `compile` does.
 
-        Operators of domain `inferencex.parallel` are calls of the communicator.
+        `options.num_blocks` is what all ranks have agreed on; None where one had to compile its part first: then they
+        agree here, through the communicator. Operators of domain `inferencex.parallel` are calls of the communicator.
         """
         ...
 
@@ -77,8 +88,8 @@ class ParallelBackend:
     def __init__(self, inner: Backend, size: int, plan_options: PlanOptions | None = None) -> None:
         if not isinstance(inner, ShardingBackend):
             raise OptionError(
-                f"tensor_parallel_size={size}: the backend {inner.name!r} does not divide models; use the backend cpu, "
-                "or leave tensor_parallel_size at 1"
+                f"tensor_parallel_size={size}: the backend {inner.name!r} does not divide models; use the backend cpu "
+                "or triton, or leave tensor_parallel_size at 1"
             )
         self.name = inner.name
         self.size = size
@@ -99,16 +110,16 @@ class ParallelBackend:
         """
         if importlib.util.find_spec("torch") is None:
             raise BackendError(_TORCH_IS_MISSING)
+        of_ranks = [self._sharding.rank_options(options, rank, self.size) for rank in range(self.size)]
         shards = self._shards(bundle)
         workers = Workers(self.size)
-        folder = tempfile.mkdtemp(prefix="inferencex-ranks-")
+        folder = Path(tempfile.mkdtemp(prefix="inferencex-ranks-"))
         try:
-            return self._start(shards, options, workers, str(Path(folder) / "store"))
+            return self._start(shards, of_ranks, workers, folder)
         except BaseException:
             workers.close()
-            raise
-        finally:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
         """Return what all ranks take together; on devices of their own, what the one that takes most does."""
@@ -131,27 +142,33 @@ class ParallelBackend:
         return [BundleShard(opened, cut_graph(plan, rank)) for rank in range(self.size)]
 
     def _start(
-        self, shards: Sequence[BundleShard], options: BackendOptions, workers: Workers, store: str
+        self, shards: Sequence[BundleShard], of_ranks: Sequence[BackendOptions], workers: Workers, folder: Path
     ) -> ParallelExecutable:
-        sharding, size = self._sharding, self.size
-        of_ranks = [sharding.rank_options(options, rank, size) for rank in range(size)]
+        sharding, size, store = self._sharding, self.size, str(folder / "store")
         workers.tell(
             {rank: Message("load", self._settings(shards, of_ranks[rank], rank, store)) for rank in range(1, size)}
         )
         importlib.import_module("torch")  # which takes a while, and the other ranks do as well
         own = sharding.facts_of(shards[0], of_ranks[0])
-        blocks, bytes_per_token = [of_ranks[0].blocks_for(own)], own.bytes_per_token
+        blocks, bytes_per_token = [sharding.blocks_of(shards[0], of_ranks[0])], own.bytes_per_token
         for rank, found in workers.ask("loaded").items():
             check_part(shards[rank], rank, found)
-            blocks.append(int(found["num_blocks"]))
+            blocks.append(found["num_blocks"])
             bytes_per_token += int(found["bytes_per_token"])
-        workers.tell(Message("compile", {"num_blocks": min(blocks)}))
-        agreed = replace(of_ranks[0], num_blocks=min(blocks))
-        communicator = sharding.connect(agreed, store, 0, size)
-        first = sharding.compile_shard(shards[0], agreed, communicator)
-        workers.ask("ready")
+        known = [count for count in blocks if count is not None]
+        num_blocks = min(known) if len(known) == size else None
+        workers.tell(Message("compile", {"num_blocks": num_blocks}))
         workers.watch()
-        return ParallelExecutable(first, workers, bytes_per_token)
+        agreed = replace(of_ranks[0], num_blocks=num_blocks)
+        communicator = sharding.connect(agreed, store, 0, size)
+        workers.on_failure(communicator.abort)
+        try:
+            first = sharding.compile_shard(shards[0], agreed, communicator)
+        except LostRankError as error:
+            workers.wait_for_failure(_REASON_PATIENCE)
+            raise workers.error() from error
+        workers.wait_until_ready()
+        return ParallelExecutable(first, workers, communicator, bytes_per_token, folder)
 
     def _settings(
         self, shards: Sequence[BundleShard], options: BackendOptions, rank: int, store: str

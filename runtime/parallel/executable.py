@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from inferencex.runtime.backends.base import (
     ProfiledExecutable,
     StepBatch,
 )
+from inferencex.runtime.parallel.communicator import Communicator
 from inferencex.runtime.parallel.wire import Message
 from inferencex.runtime.parallel.workers import Workers
 
@@ -30,21 +33,27 @@ _ARRAYS = tuple(entry.name for entry in fields(StepBatch))
 class ParallelExecutable:
     """Runs every step on all ranks; see `Executable`. Steps take turns when several threads call.
 
+    Logits always come to this process, which chooses the tokens: it is no `SamplingExecutable`, whatever the first is.
+
     first:           the rank of this process
+    communicator:    its end of the exchanges
+    store:           the folder by which ranks found each other, which is removed when they end
     bytes_per_token: of layer state, of all ranks together
     hidden_size:     only there when the first rank has it, which makes this a `HiddenStatesExecutable`
     """
 
     hidden_size: int
 
-    def __init__(self, first: Executable, workers: Workers, bytes_per_token: int) -> None:
+    def __init__(
+        self, first: Executable, workers: Workers, communicator: Communicator, bytes_per_token: int, store: Path
+    ) -> None:
         self.facts = replace(first.facts, bytes_per_token=bytes_per_token)
         self.num_blocks, self.block_size = first.num_blocks, first.block_size
         self._first, self._workers = first, workers
         self._lock = threading.Lock()
         if isinstance(first, HiddenStatesExecutable):
             self.hidden_size = first.hidden_size
-        self._finalizer = weakref.finalize(self, workers.close)
+        self._finalizer = weakref.finalize(self, _end, workers, communicator, store)
 
     @property
     def process_ids(self) -> list[int]:
@@ -91,7 +100,7 @@ class ParallelExecutable:
                 raise self._workers.error()
             self._workers.tell(message)
             try:
-                return _uninterrupted(own)
+                result = _uninterrupted(own)
             except BackendError as error:
                 # Either every rank refuses the batch, and nothing has happened, or one is lost.
                 if self._workers.failure is None and self._workers.wait_for_refusals(_REFUSAL_PATIENCE):
@@ -99,9 +108,23 @@ class ParallelExecutable:
                 self._workers.wait_for_failure(_REASON_PATIENCE)
                 self._workers.fail(f"the first rank has failed: {error}")
                 raise self._workers.error() from error
+            except KeyboardInterrupt:  # raised when the step is done
+                raise
+            except RuntimeError as error:  # such as a device's, whose exchanges were aborted
+                self._workers.fail(f"the first rank has failed: {type(error).__name__}: {error}")
+                raise self._workers.error() from error
             except BaseException as error:
                 self._workers.fail(f"the first rank has failed: {type(error).__name__}: {error}")
                 raise
+            if self._workers.failure is not None:  # then exchanges may have ended early, and say anything
+                raise self._workers.error()
+            return result
+
+
+def _end(workers: Workers, communicator: Communicator, store: Path) -> None:
+    workers.close()
+    communicator.abort()
+    shutil.rmtree(store, ignore_errors=True)
 
 
 def _arrays(batch: StepBatch) -> list[NDArray[np.int32]]:

@@ -11,6 +11,7 @@ import torch.distributed
 from numpy.typing import NDArray
 
 from inferencex.formats.errors import BackendError
+from inferencex.runtime.parallel.communicator import LostRankError
 
 PATIENCE = 300.0
 """Seconds after which a rank that does not come to an exchange counts as lost; one that has died is noticed at once."""
@@ -26,6 +27,8 @@ class GlooCommunicator:
 
     store: a path that no file is at yet; the ranks find each other there
     """
+
+    can_be_recorded = False
 
     def __init__(self, store: str, rank: int, size: int, patience: float = PATIENCE) -> None:
         self.rank, self.size = rank, size
@@ -73,6 +76,9 @@ class GlooCommunicator:
         found: Floats = result.numpy().reshape(self.size, flat.size)
         return found
 
+    def abort(self) -> None:
+        """Do nothing: the sockets of a process that has ended are closed, and whoever waits for it is told."""
+
     @staticmethod
     def _add(terms: Floats, total: Floats) -> None:
         np.add(terms[0], terms[1], out=total)
@@ -83,4 +89,4 @@ class GlooCommunicator:
         try:
             work.wait()
         except RuntimeError as error:
-            raise BackendError(f"rank {self.rank} has lost another rank: {str(error).splitlines()[0]}") from error
+            raise LostRankError(f"rank {self.rank} has lost another rank: {str(error).splitlines()[0]}") from error

@@ -107,11 +107,11 @@ def _load(connection: socket.socket, settings: Mapping[str, Any]) -> Executable:
                 "tensors": shard.digest(),
                 "nbytes": shard.shard.nbytes,
                 "bytes_per_token": facts.bytes_per_token,
-                "num_blocks": options.blocks_for(facts),
+                "num_blocks": backend.blocks_of(shard, options),
             },
         ),
     )
-    agreed = BackendOptions(**{**settings["options"], "num_blocks": int(receive(connection).fields["num_blocks"])})
+    agreed = BackendOptions(**{**settings["options"], "num_blocks": receive(connection).fields["num_blocks"]})
     communicator = backend.connect(agreed, settings["store"], rank, size)
     return backend.compile_shard(shard, agreed, communicator)
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inferencex.formats.errors import BackendError
@@ -74,6 +74,8 @@ class Workers:
         self._failed = threading.Event()
         self._refusals: deque[str] = deque()
         self._changed = threading.Condition()
+        self._num_ready = 0
+        self._reactions: list[Callable[[], None]] = []
         self._is_closing = False
         self._workers: list[Worker] = []
         self._watcher: threading.Thread | None = None
@@ -125,6 +127,21 @@ class Workers:
         """Listen to all ranks from now on, on a thread."""
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
+
+    def on_failure(self, react: Callable[[], None]) -> None:
+        """Have something called, on any thread, once a rank has failed; at once if one has."""
+        with self._lock:
+            self._reactions.append(react)
+            if self.failure is None:
+                return
+        react()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every rank is ready for steps; while they are watched. Raises BackendError when one has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_ready == len(self._workers) or self._failed.is_set())
+        if self.failure is not None:
+            raise self.error()
 
     def error(self) -> BackendError:
         """Return what to raise once a rank has failed."""
@@ -182,6 +199,11 @@ class Workers:
                             selector.unregister(worker.errors)
                         continue
                     message = self._listen(worker)
+                    if message is not None and message.kind == "ready":
+                        with self._changed:
+                            self._num_ready += 1
+                            self._changed.notify_all()
+                        continue
                     if message is not None and message.kind == "refused":
                         with self._changed:
                             self._refusals.append(str(message.fields.get("error")))
@@ -226,8 +248,11 @@ class Workers:
             if self.failure is not None:
                 return
             self.failure = text
+            reactions = list(self._reactions)
         for worker in self._workers:
             worker.process.kill()
         self._failed.set()
         with self._changed:
             self._changed.notify_all()
+        for react in reactions:
+            react()

@@ -87,6 +87,7 @@ def _executables(bundle: Path, divided: bool) -> Iterator[tuple[str, Executable]
         return
     yield "two ranks", Ranks(bundle, 2, options)
     if triton_kernels.AVAILABLE:
+        triton_kernels.hasten_interpreter()
         from inferencex.runtime.backends.triton import TritonBackend
 
         exact = replace(options, activation_dtype="float32", kv_cache_dtype="float32")

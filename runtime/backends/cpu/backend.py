@@ -75,6 +75,10 @@ class CpuBackend:
         """Return what can be known of an open bundle before it is compiled; see `ShardingBackend`."""
         return _facts_of(bundle, options, _dtypes(bundle, options)[1])
 
+    def blocks_of(self, bundle: Bundle, options: BackendOptions) -> int | None:
+        """Return how many blocks a part has room for; see `ShardingBackend`."""
+        return options.blocks_for(self.facts_of(bundle, options))
+
     def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
         """Lower the bundle's graph; see `MemoryPlanner`. Weights count as stored, for repacked they keep their size."""
         return self.memory_needs_of(Bundle.open(bundle), options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +33,7 @@ def _reshape(x: Tensor, shape: Tensor, allowzero: int = 0) -> Tensor:
 
 @OPERATORS.operator("Flatten")
 def _flatten(x: Tensor, axis: int = 1) -> Tensor:
-    return x.reshape(int(torch.tensor(x.shape[:axis]).prod()) if axis else 1, -1)
+    return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
 @OPERATORS.operator("Transpose")
@@ -83,8 +84,9 @@ def _split(x: Tensor, split: Tensor | None = None, axis: int = 0, num_outputs: i
 
 @OPERATORS.operator("ConstantOfShape")
 def _constant_of_shape(shape: Tensor, value: Tensor | None = None) -> Tensor:
-    fill = torch.zeros(1) if value is None else value
-    return torch.full(integers(shape) or [], fill.reshape(()).item(), dtype=fill.dtype)
+    if value is None:
+        return torch.zeros(integers(shape) or [])
+    return torch.full(integers(shape) or [], value.reshape(()).item(), dtype=value.dtype)
 
 
 @OPERATORS.operator("Range")

@@ -16,20 +16,33 @@ from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.formats.graph import Graph
 from inferencex.formats.kv_cache import KVScales
-from inferencex.runtime.backends.base import BackendOptions, DeviceState, MemoryNeeds, ModelFacts, StepBatch
+from inferencex.runtime.backends.base import (
+    DEFAULT_KV_CACHE_MEMORY,
+    BackendOptions,
+    DeviceState,
+    Draws,
+    MemoryNeeds,
+    ModelFacts,
+    StepBatch,
+)
 from inferencex.runtime.backends.device_names import DeviceName
 from inferencex.runtime.backends.graph.layer_shapes import LayerShape, kv_scales_of, layer_shapes
 from inferencex.runtime.backends.graph.static_values import StaticValues
 from inferencex.runtime.backends.graph.well_formed import check_nodes
 from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.position_tables import check_positions
-from inferencex.runtime.backends.triton.decode_graphs import CudaRecorder
-from inferencex.runtime.backends.triton.devices import Device, choose_device
+from inferencex.runtime.backends.triton.agreement import AgreeingRecorder, numbers_of_ranks
+from inferencex.runtime.backends.triton.decode_graphs import CudaRecorder, Record
+from inferencex.runtime.backends.triton.devices import Device, choose_device, devices_of_ranks
 from inferencex.runtime.backends.triton.executable import LayerPool, TritonExecutable, on_device, out_of_memory_in_words
 from inferencex.runtime.backends.triton.kernels.kv_pages import PAGE_TYPES, Scaling, bytes_per_slot
 from inferencex.runtime.backends.triton.lowering import Program, lower_graph
 from inferencex.runtime.backends.triton.lowering.constants import Constants
 from inferencex.runtime.backends.triton.pool_memory import DeviceMemory
+from inferencex.runtime.parallel.communicator import Communicator
+from inferencex.runtime.parallel.gloo import GlooCommunicator
+from inferencex.runtime.parallel.nccl import NcclCommunicator
+from inferencex.runtime.parallel.through_host import ThroughHost
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,12 +75,58 @@ class TritonBackend:
         """Open the bundle, checking it, and make it ready to run; see `Backend.compile`."""
         return compile_bundle(Bundle.open(bundle), options, choose_device(DeviceName.parse(options.device)))
 
+    def rank_options(self, options: BackendOptions, rank: int, size: int) -> BackendOptions:
+        """Give each rank a GPU of its own, and its share of a KV cache whose size is asked for.
+
+        Activations have a type that all of the GPUs multiply. Raises OptionError for a single GPU by its number, and
+        BackendError when there are fewer than ranks.
+        """
+        devices = devices_of_ranks(DeviceName.parse(options.device), size)
+        device, memory, dtype = devices[rank], options.kv_cache_memory, options.activation_dtype
+        if device.kind == "interpreter":  # where all ranks share the memory of one machine
+            memory = DEFAULT_KV_CACHE_MEMORY if memory is None else memory
+        if dtype == "auto" and len({each.compute_dtype for each in devices}) > 1:
+            dtype = "float16"
+        return replace(
+            options,
+            device=options.device if device.kind == "interpreter" else f"{device.kind}:{device.index}",
+            activation_dtype=dtype,
+            kv_cache_memory=None if memory is None else memory // size,
+        )
+
+    def facts_of(self, bundle: Bundle, options: BackendOptions) -> ModelFacts:
+        """Return what can be known of an open bundle before it is compiled; see `ShardingBackend`."""
+        return _plan(bundle, options, choose_device(DeviceName.parse(options.device))).facts
+
+    def blocks_of(self, bundle: Bundle, options: BackendOptions) -> int | None:
+        """Return how many blocks are asked for; None where a GPU is measured. See `ShardingBackend`."""
+        device = choose_device(DeviceName.parse(options.device))
+        return None if _is_measured(options, device) else options.blocks_for(self.facts_of(bundle, options))
+
+    def connect(self, options: BackendOptions, store: str, rank: int, size: int) -> Communicator:
+        """Join the other ranks, by NCCL on GPUs and by gloo in the interpreter; see `ShardingBackend`."""
+        device = choose_device(DeviceName.parse(options.device))
+        if device.kind == "interpreter":
+            return ThroughHost(GlooCommunicator(store, rank, size))
+        with on_device(device.torch_device):
+            return NcclCommunicator(store, rank, size, device.torch_device)
+
+    def compile_shard(self, bundle: Bundle, options: BackendOptions, communicator: Communicator) -> TritonExecutable:
+        """Make one rank's part of a bundle ready to run; see `ShardingBackend`."""
+        return compile_bundle(bundle, options, choose_device(DeviceName.parse(options.device)), communicator)
+
     def memory_needs(self, bundle: Path, options: BackendOptions) -> MemoryNeeds:
         """Estimate from the graph what the bundle takes on the device; see `MemoryPlanner`.
 
         The values of a step are known when one has run; here they are bounded by the widest rows of the graph.
         """
-        opened, device = Bundle.open(bundle), choose_device(DeviceName.parse(options.device))
+        return self.memory_needs_of(Bundle.open(bundle), options)
+
+    def memory_needs_of(
+        self, opened: Bundle, options: BackendOptions, communicator: Communicator | None = None
+    ) -> MemoryNeeds:
+        """Return the same of an open bundle, or of one rank's part of it."""
+        device = choose_device(DeviceName.parse(options.device))
         plan = _plan(opened, options, device)
         facts = plan.facts
         longest = min(facts.max_model_len, options.max_model_len or facts.max_model_len)
@@ -99,36 +158,46 @@ class _Plan:
     max_model_len: int
 
 
-def compile_bundle(bundle: Bundle, options: BackendOptions, device: Device) -> TritonExecutable:
+def compile_bundle(
+    bundle: Bundle, options: BackendOptions, device: Device, communicator: Communicator | None = None
+) -> TritonExecutable:
     """Make an executable of an open bundle.
+
+    communicator: to the other ranks, where the bundle is one rank's part; all of them compile at the same time
 
     Raises OptionError for options out of range, BundleError when the manifest promises what the graph does not hold,
     BackendError when the graph cannot be lowered or the device has too little memory.
     """
     with on_device(device.torch_device):
-        return _compiled(bundle, options, device)
+        return _compiled(bundle, options, device, communicator)
 
 
-def _compiled(bundle: Bundle, options: BackendOptions, device: Device) -> TritonExecutable:
+def _compiled(
+    bundle: Bundle, options: BackendOptions, device: Device, communicator: Communicator | None
+) -> TritonExecutable:
     plan = _plan(bundle, options, device)
     place = device.torch_device
     used_before = _used(device)
     constants = Constants(StaticValues(bundle.graph, bundle.tensor), place, plan.dtype)
     pool = LayerPool(plan.layers, plan.kv_scales, plan.kv_dtype, place, options.block_size)
     with out_of_memory_in_words(f"the weights of {bundle.path}"), torch.inference_mode():
-        program = lower_graph(bundle.graph, constants, pool, plan.max_model_len)
+        program = lower_graph(bundle.graph, constants, pool, plan.max_model_len, communicator)
+    del constants  # what it keeps besides the program's tensors is of no use any more
     weights = _used(device) - used_before
     bundle.release()
     num_blocks = _num_blocks(program, pool, plan, options, device, weights)
+    if communicator is not None and _is_measured(options, device):
+        num_blocks = min(numbers_of_ranks(communicator, num_blocks, place))
     with out_of_memory_in_words(f"a KV cache of {num_blocks} blocks"):
         pool.allocate(num_blocks)
     executable = _executable(program, pool, plan, num_blocks, device)
     if device.kind != "interpreter" and program.stays_on_device:
-        executable.record_decoding(
-            CudaRecorder(place),
-            max_sequences=options.max_num_seqs,
-            memory=int(device.memory * RECORDINGS_SHARE),
-        )
+        record: Record = CudaRecorder(place)
+        memory = int(device.memory * RECORDINGS_SHARE)
+        if communicator is not None:
+            record = AgreeingRecorder(record, communicator, place)
+            memory = min(numbers_of_ranks(communicator, memory, place))
+        executable.record_decoding(record, max_sequences=options.max_num_seqs, memory=memory)
     _LOG.info(
         "%s: %d operations on %s, activations are %s, keys and values %s; weights take %.2f GB, %d blocks of %d "
         "tokens %.2f GB",
@@ -193,11 +262,16 @@ def _kv_dtype(options: BackendOptions, scales: Mapping[int, KVScales], dtype: to
     return dtype if options.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[options.kv_cache_dtype]
 
 
+def _is_measured(options: BackendOptions, device: Device) -> bool:
+    """Tell whether the pool gets what memory of a GPU is left, rather than a size that is asked for."""
+    return device.kind != "interpreter" and options.num_blocks is None and options.kv_cache_memory is None
+
+
 def _num_blocks(
     program: Program, pool: LayerPool, plan: _Plan, options: BackendOptions, device: Device, weights: int
 ) -> int:
     """Return how many blocks the pool gets: as asked, else what memory is left when a largest step has run."""
-    if device.kind == "interpreter" or options.num_blocks is not None or options.kv_cache_memory is not None:
+    if not _is_measured(options, device):
         return options.blocks_for(plan.facts)
     place = device.torch_device
     batch = _largest_step(plan, options)
@@ -206,8 +280,8 @@ def _num_blocks(
         executable = _executable(program, pool, plan, int(batch.block_tables.max()) + 1, device)
         before = torch.cuda.memory_allocated(place)
         torch.cuda.reset_peak_memory_stats(place)
-        executable.logits(batch)
-        torch.cuda.synchronize(place)
+        executable.step(batch)  # which copies the logits as float32
+        executable.launch(batch, _any_draws(len(batch.logit_rows))).result()
     step = torch.cuda.max_memory_allocated(place) - before
     del executable
     pool.allocate(0)
@@ -215,7 +289,7 @@ def _num_blocks(
     free, total = torch.cuda.mem_get_info(place)
     memory = DeviceMemory(
         total=total,
-        others=total - free - torch.cuda.memory_reserved(place),
+        others=max(total - free - weights, 0),  # models that this process has loaded before are others, too
         weights=weights,
         step=step,
         recordings=int(total * RECORDINGS_SHARE) if program.stays_on_device else 0,
@@ -247,6 +321,12 @@ def _largest_step(plan: _Plan, options: BackendOptions) -> StepBatch:
         logit_rows=np.arange(min(int(offsets[-1]), options.max_num_seqs), dtype=np.int32),
         prompt_lengths=np.repeat(lengths, lengths).astype(np.int32),
     )
+
+
+def _any_draws(rows: int) -> Draws:
+    """Return draws for which sampling takes the most memory."""
+    ones = np.ones(rows)
+    return Draws(ones, np.zeros(rows, np.int32), ones * 0.9, np.zeros(rows), ones * 0.5)
 
 
 def _executable(program: Program, pool: LayerPool, plan: _Plan, num_blocks: int, device: Device) -> TritonExecutable:

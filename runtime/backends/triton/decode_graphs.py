@@ -2,14 +2,15 @@
 
 A step that is recorded reads fixed addresses and has fixed grids, so there is one recording for each *bucket*: a number
 of sequences and a longest context, to which steps are filled up with sequences that are none. Recordings are made when
-first needed and share one pool of memory; the least recently used go when that grows beyond its budget.
+first needed and share one pool of memory. What one of them gives back stays in that pool, for others, so that when it
+grows beyond its budget all go, and those that are needed are made anew.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,9 @@ from inferencex.runtime.backends.triton.step_inputs import StepInputs
 from inferencex.runtime.backends.triton.step_plan import DecodeBucket, StepBuffer, StepPlan
 
 _LOG = logging.getLogger(__name__)
+
+_ONE_AT_A_TIME = threading.Lock()
+"""torch records one graph in a process at a time; several models may each have a thread."""
 
 _SHORTEST_CONTEXT = 1024
 _CONTEXT_GROWTH = 4
@@ -40,8 +44,16 @@ class Recording(Protocol):
         ...
 
 
-Record = Callable[[Callable[[], Tensor]], Recording]
-"""Runs a function once or more and returns its recording."""
+class Record(Protocol):
+    """What makes recordings, in a pool of memory of their own."""
+
+    def __call__(self, launch: Callable[[], Tensor]) -> Recording:
+        """Run a function once or more and return its recording; `nbytes` is what the pool grew by."""
+        ...
+
+    def start_over(self) -> None:
+        """Take a new pool, for all recordings in the last one were dropped."""
+        ...
 
 
 class CudaRecorder:
@@ -50,16 +62,27 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # torch's own stream for recording is one for all devices: that of the first that recorded.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, launch: Callable[[], Tensor]) -> Recording:
-        """Run the step once, so that kernels are compiled and tuned, and record it."""
+        """Run the step once, so that kernels are compiled, and record it."""
         launch()
-        torch.cuda.synchronize(self._device)
-        before = torch.cuda.memory_reserved(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = launch()
-        return _CudaRecording(graph, output, max(torch.cuda.memory_reserved(self._device) - before, 0))
+        # The stream that is current now is so again afterwards, also where recording fails.
+        with _ONE_AT_A_TIME, torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            torch.cuda.synchronize(self._device)
+            # Recording begins with this as well: what it gives back is not what the recording takes.
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_reserved(self._device)
+            graph = torch.cuda.CUDAGraph()
+            # Threads of other models may reserve memory meanwhile, which "global" would take for an error.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                output = launch()
+            return _CudaRecording(graph, output, max(torch.cuda.memory_reserved(self._device) - before, 0))
+
+    def start_over(self) -> None:
+        """Take a new pool; see `Record`."""
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 @dataclass
@@ -91,7 +114,7 @@ class DecodeGraphs:
         self._block_size, self._memory = block_size, memory
         self._sequences = sequence_buckets(max_sequences)
         self._contexts = context_buckets(max_context)
-        self._recordings: OrderedDict[DecodeBucket, tuple[StepBuffer, Recording]] = OrderedDict()
+        self._recordings: dict[DecodeBucket, tuple[StepBuffer, Recording]] = {}
 
     def bucket_of(self, sequences: int, longest_context: int) -> DecodeBucket | None:
         """Return the least bucket that a decode step fits; None where it fits none."""
@@ -108,26 +131,32 @@ class DecodeGraphs:
         """
         found = self._recordings.get(bucket)
         if found is None:
-            found = self._recorded(bucket, plan)
-        self._recordings.move_to_end(bucket)
+            found = self._kept(bucket, plan)
         buffer, recording = found
         inputs = buffer.load(plan)
         prepare(inputs)
         recording.replay()
         return recording.output, inputs
 
+    def _kept(self, bucket: DecodeBucket, plan: StepPlan) -> tuple[StepBuffer, Recording]:
+        self._recordings[bucket] = self._recorded(bucket, plan)
+        if len(self._recordings) > 1 and self.nbytes > self._memory:
+            _LOG.info("%d recordings take %.1f MB and are dropped", len(self), self.nbytes / 1e6)
+            self._recordings.clear()
+            self._record.start_over()
+            self._recordings[bucket] = self._recorded(bucket, plan)
+        return self._recordings[bucket]
+
     def _recorded(self, bucket: DecodeBucket, plan: StepPlan) -> tuple[StepBuffer, Recording]:
         buffer = StepBuffer(bucket.shape, self._device, tile_rows=1)
         inputs = buffer.load(plan)  # real numbers, for recording runs the step as well
-        recording = self._record(lambda: self._launch(inputs))
+        launch = self._launch
+        recording = self._record(lambda: launch(inputs))
         _LOG.info(
             "recorded decoding of %d sequences up to %d tokens: %.1f MB",
             bucket.sequences, bucket.context, recording.nbytes / 1e6,
         )  # fmt: skip
-        self._recordings[bucket] = (buffer, recording)
-        while len(self._recordings) > 1 and self.nbytes > self._memory:
-            self._recordings.popitem(last=False)
-        return self._recordings[bucket]
+        return buffer, recording
 
     @property
     def nbytes(self) -> int:

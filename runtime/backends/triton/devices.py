@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from inferencex.formats.errors import BackendError
+from inferencex.formats.errors import BackendError, OptionError
 from inferencex.runtime.backends.device_names import DeviceName, kernels_are_interpreted
 
 _OLDEST_COMPUTE_CAPABILITY = (7, 5)  # that Triton compiles for
@@ -63,16 +63,42 @@ def find_devices() -> list[Device]:
 def choose_device(asked: DeviceName) -> Device:
     """Return the device that a name means, the first of its kind if it has no index. Raises BackendError for none."""
     found = find_devices()
-    fitting = [
+    fitting = _fitting(found, asked)
+    if fitting:
+        return fitting[0]
+    there = ", ".join(map(str, found)) or "none"
+    raise BackendError(f"no device {asked} is usable here; found: {there}. {reason_for_none(asked)}")
+
+
+def devices_of_ranks(asked: DeviceName, size: int) -> list[Device]:
+    """Return a device for each of the processes that run a model together: the first ones of the kind.
+
+    The interpreter serves them all. Raises OptionError for a single device by its number, BackendError for too few.
+    """
+    if asked.index is not None:
+        raise OptionError(
+            f"device={str(asked)!r} is one GPU, and tensor_parallel_size={size} takes one for each rank, from number 0 "
+            f"on; give device {asked.kind}, and choose GPUs by CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES"
+        )
+    first = choose_device(asked)
+    if first.kind == "interpreter":
+        return [first] * size
+    fitting = _fitting(find_devices(), asked)
+    if len(fitting) < size:
+        raise BackendError(
+            f"tensor_parallel_size={size} takes {size} GPUs, one for each rank, and {len(fitting)} can be used here: "
+            f"{', '.join(map(str, fitting))}; lower tensor_parallel_size to {len(fitting)}"
+        )
+    return fitting[:size]
+
+
+def _fitting(found: list[Device], asked: DeviceName) -> list[Device]:
+    return [
         device
         for device in found
         if (device.kind == "interpreter" and not asked.is_gpu)
         or ((device.kind == asked.kind or asked.kind == "auto") and asked.index in (None, device.index))
     ]
-    if fitting:
-        return fitting[0]
-    there = ", ".join(map(str, found)) or "none"
-    raise BackendError(f"no device {asked} is usable here; found: {there}. {reason_for_none(asked)}")
 
 
 def reason_for_none(asked: DeviceName) -> str:
@@ -86,7 +112,9 @@ def reason_for_none(asked: DeviceName) -> str:
     if asked.is_gpu and asked.kind != built_for:
         return f"This torch ({torch.__version__}) is built for {built_for}; {asked.kind} needs another build"
     if torch.cuda.is_available():
-        return "`inferencex doctor` lists what each device lacks"
+        count = torch.cuda.device_count()
+        lacking = [_too_old(index) for index in range(count) if _gpu(index) is None]
+        return "; ".join(lacking) or f"torch counts {count}, from 0 on"
     return f"torch {torch.__version__} finds no driver or no device: see whether nvidia-smi or rocm-smi lists one"
 
 
@@ -99,6 +127,14 @@ def _gpu(index: int) -> Device | None:
         return None
     architecture = f"sm_{properties.major}{properties.minor}"
     return Device("cuda", index, properties.name, architecture, properties.total_memory)
+
+
+def _too_old(index: int) -> str:
+    found, oldest = (".".join(map(str, version)) for version in (_capability(index), _OLDEST_COMPUTE_CAPABILITY))
+    return (
+        f"cuda:{index} {torch.cuda.get_device_properties(index).name} has compute capability {found}, and kernels need "
+        f"{oldest}"
+    )
 
 
 def _capability(index: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,6 +47,10 @@ class LayerPool:
                 num_blocks, self.block_size, shape.num_kv_heads, shape.key_width, shape.value_width,
                 self._dtype, self._device, self._scales.get(layer),
             )  # fmt: skip
+
+    def release(self) -> None:
+        """Let go of all pages."""
+        self._pages.clear()
 
     def __call__(self, layer: int) -> KVPages:
         """Return the pages of a layer."""
@@ -111,13 +115,15 @@ class TritonExecutable:
         self._buffer: StepBuffer | None = None
         self._graphs: DecodeGraphs | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         if hidden_size is not None:
             self.hidden_size = hidden_size
 
     def record_decoding(self, record: Record, *, max_sequences: int, memory: int) -> None:
         """From now on record decode steps with what makes recordings, in at most `memory` bytes."""
+        program = self.program  # and not this object, whose memory a cycle of references would keep
         self._graphs = DecodeGraphs(
-            lambda inputs: self._launch(inputs, self.program.logits),
+            lambda inputs: _launch(program, inputs, program.logits),
             record,
             self._device,
             block_size=self.block_size,
@@ -125,6 +131,15 @@ class TritonExecutable:
             max_context=self._max_model_len,
             memory=memory,
         )
+
+    def close(self) -> None:
+        """Give the device's memory back; steps raise BackendError from now on."""
+        with self._lock, on_device(self._device):
+            self._is_closed, self._graphs, self._buffer = True, None, None
+            self.program = replace(self.program, instructions=(), ended=())
+            self.pool.release()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def step(self, batch: StepBatch) -> Float32Array:
         """Run one step; see `Executable`. Raises BackendError for a batch that cannot be, and for want of memory."""
@@ -195,24 +210,17 @@ class TritonExecutable:
                 return logits[: len(batch.logit_rows)], inputs
             inputs = self._load(plan)
             prepare(inputs)
-            return self._launch(inputs, wanted), inputs
+            return _launch(self.program, inputs, wanted), inputs
 
     def _load(self, plan: StepPlan) -> StepInputs:
         if self._buffer is None or self._buffer.capacity < plan.shape.nbytes:
             self._buffer = StepBuffer(plan.shape, self._device, self._tile_rows, capacity=2 * plan.shape.nbytes)
         return self._buffer.load(plan)
 
-    def _launch(self, inputs: StepInputs, wanted: str) -> Tensor:
-        values = {
-            "token_ids": inputs.token_ids,
-            "positions": inputs.positions,
-            "prompt_lengths": inputs.prompt_lengths,
-            "logit_rows": inputs.logit_rows,
-        }
-        return self.program.run(values, inputs, wanted)
-
     def _check(self, batch: StepBatch) -> None:
         """Raise BackendError for what would read or write outside of tables and pages."""
+        if self._is_closed:
+            raise BackendError("the model was closed; load the bundle again")
         longest = int(batch.context_lengths.max(initial=0))
         if longest > self._max_model_len:  # nor do tables of angles have more rows
             raise BackendError(f"a sequence of {longest} tokens is longer than max_model_len={self._max_model_len}")
@@ -231,6 +239,16 @@ class TritonExecutable:
             raise BackendError(
                 f"block tables name blocks {blocks.min()} to {blocks.max()} of a pool of {self.num_blocks}"
             )
+
+
+def _launch(program: Program, inputs: StepInputs, wanted: str) -> Tensor:
+    values = {
+        "token_ids": inputs.token_ids,
+        "positions": inputs.positions,
+        "prompt_lengths": inputs.prompt_lengths,
+        "logit_rows": inputs.logit_rows,
+    }
+    return program.run(values, inputs, wanted)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

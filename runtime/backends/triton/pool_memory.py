@@ -15,7 +15,7 @@ class DeviceMemory:
     """Bytes of a device, as seen when weights are loaded and a largest step has run.
 
     total:       what it has
-    others:      what other processes, and the driver, use
+    others:      what other processes, other models of this one, and the driver use
     weights:     what the bundle's weights take
     step:        what the values of the largest step took at once
     recordings:  what recorded decode steps may take

@@ -488,18 +488,23 @@ def test_what_ended_is_dropped_from_the_steps_behind_it() -> None:
     assert list(outputs["1"].outputs[0].token_ids) == expected[1]
 
 
-def test_a_step_that_fails_behind_another_ends_only_its_requests() -> None:
+@pytest.mark.parametrize("step", range(4))
+def test_a_step_that_fails_behind_another_ends_only_its_requests(step: int) -> None:
+    """The request is reported whether the step fails by itself, behind one of the same call, or behind an earlier."""
     model = LaunchingHashModel()
     engine = Engine(model)
     engine.add_request("x", PROMPTS[1], GREEDY)
-    engine.step()
+    launched = 0
 
     def fail(batch: Any) -> None:
-        raise BackendError("the device was lost")
+        nonlocal launched
+        launched += 1
+        if launched > step:
+            raise BackendError("the device was lost")
 
     model.before_step = fail
     with pytest.raises(BackendError, match="the device was lost"):
-        for _ in range(3):
+        for _ in range(step + 1):
             engine.step()
     model.before_step = None
     assert [delta.finish_reason for delta in engine.step()] == ["error"]

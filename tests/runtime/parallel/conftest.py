@@ -12,10 +12,16 @@ from inferencex.runtime.backends.base import BackendOptions
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.parallel.backend import ParallelBackend
 from inferencex.runtime.parallel.executable import ParallelExecutable
+from tests import triton_kernels
 from tests.architectures.ragged import BLOCK_SIZE, LENGTHS, blocks_needed
 from tests.runtime.parallel.ranks import EVERYTHING
 
 pytest.importorskip("transformers", reason="needs the extra inferencex[convert]")
+
+if triton_kernels.AVAILABLE:
+    triton_kernels.hasten_interpreter()
+else:
+    collect_ignore = ["test_triton_ranks.py"]
 
 OPTIONS = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE, threads=1)
 

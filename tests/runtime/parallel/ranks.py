@@ -13,6 +13,7 @@ from inferencex.formats.bundle import Bundle
 from inferencex.runtime.backends.base import BackendOptions, Executable, Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.parallel.bundle_shard import BundleShard
+from inferencex.runtime.parallel.communicator import Communicator
 from inferencex.runtime.parallel.plan import plan_graph
 from inferencex.runtime.parallel.roles import PlanOptions
 from inferencex.runtime.parallel.shard import cut_graph
@@ -24,23 +25,33 @@ EVERYTHING = PlanOptions(least_bytes=1, embedding_bytes=1)
 
 
 class Meeting:
-    """Where the ranks of one process lay down what they have."""
+    """Where the ranks of one process lay down what they have.
+
+    turn: held by the one rank that computes; Triton's interpreter serves one thread at a time
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.turn = threading.Lock()
         self.arrays: list[Any] = [None] * size
         self.barrier = threading.Barrier(size, timeout=60)
 
     def exchange(self, rank: int, array: Any) -> list[Any]:
         """Return what all ranks brought; the copies are each rank's own."""
-        self.barrier.wait()
-        self.arrays[rank] = np.array(array)
-        self.barrier.wait()
-        return list(self.arrays)
+        self.turn.release()
+        try:
+            self.barrier.wait()
+            self.arrays[rank] = np.array(array)
+            self.barrier.wait()
+            return list(self.arrays)
+        finally:
+            self.turn.acquire()
 
 
 class ThreadCommunicator:
     """One rank's end; see `Communicator`."""
+
+    can_be_recorded = False
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting
@@ -52,19 +63,32 @@ class ThreadCommunicator:
     def all_gather(self, part: Any, whole: Any, sizes: list[int]) -> None:
         whole[...] = np.concatenate(self._meeting.exchange(self.rank, part), axis=1)
 
+    def abort(self) -> None:
+        self._meeting.barrier.abort()
+
 
 class Ranks:
-    """An executable whose ranks are threads; see `HiddenStatesExecutable`."""
+    """An executable whose ranks are threads; see `HiddenStatesExecutable`.
+
+    backend: of all ranks
+    joined:  what makes a rank's communicator of one of arrays
+    """
 
     def __init__(
-        self, bundle: Path, size: int, options: BackendOptions, plan_options: PlanOptions = EVERYTHING
+        self,
+        bundle: Path,
+        size: int,
+        options: BackendOptions,
+        plan_options: PlanOptions = EVERYTHING,
+        backend: Any = None,
+        joined: Callable[[ThreadCommunicator], Communicator] = lambda arrays: arrays,
     ) -> None:
         self._opened = Bundle.open(bundle)
         self.plan = plan_graph(self._opened.graph, size, plan_options)
         self.shards = [BundleShard(self._opened, cut_graph(self.plan, rank)) for rank in range(size)]
-        meeting = Meeting(size)
-        self.executables = [
-            CpuBackend().compile_shard(shard, options, ThreadCommunicator(meeting, rank))
+        self._meeting = meeting = Meeting(size)
+        self.executables: list[Any] = [
+            (backend or CpuBackend()).compile_shard(shard, options, joined(ThreadCommunicator(meeting, rank)))
             for rank, shard in enumerate(self.shards)
         ]
         first: Executable = self.executables[0]
@@ -83,7 +107,8 @@ class Ranks:
 
         def run(rank: int) -> None:
             try:
-                results[rank] = steps[rank](batch)
+                with self._meeting.turn:
+                    results[rank] = steps[rank](batch)
             except BaseException as error:
                 results[rank] = error
 

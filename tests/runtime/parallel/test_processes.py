@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +25,11 @@ from inferencex.runtime.backends.reference import ReferenceBackend
 from inferencex.runtime.parallel import backend as backend_module
 from inferencex.runtime.parallel import executable as executable_module
 from inferencex.runtime.parallel.backend import ParallelBackend
+from inferencex.runtime.parallel.communicator import LostRankError
 from inferencex.runtime.parallel.executable import ParallelExecutable
+from inferencex.runtime.parallel.gloo import GlooCommunicator
 from inferencex.runtime.parallel.wire import Message
+from inferencex.runtime.parallel.workers import Workers
 from tests.architectures.ragged import last_logits, ragged_logits, random_sequences
 from tests.runtime.parallel.conftest import OPTIONS, MakeBundle
 from tests.runtime.parallel.ranks import EVERYTHING
@@ -121,6 +125,41 @@ def test_a_rank_that_is_killed_within_a_step_is_named(make_bundle: MakeBundle, m
     monkeypatch.setattr(first, "step", kill_and_step)
     _assert_failed(executable, r"rank 2 \(process \d+\) has failed: it was ended by SIGKILL")
     assert all(_ends(process_id) for process_id in process_ids)
+
+
+def test_exchanges_are_aborted_and_what_they_leave_is_not_returned(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is on devices, where nothing but an abort ends an exchange with a rank that has died."""
+    aborted = threading.Event()
+    monkeypatch.setattr(GlooCommunicator, "abort", lambda communicator: aborted.set())
+    executable = ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
+
+    def wait_for_another(batch: StepBatch) -> Float32Array:
+        os.kill(executable.process_ids[0], signal.SIGKILL)
+        assert aborted.wait(SOON)
+        return np.zeros((1, 1), np.float32)
+
+    monkeypatch.setattr(executable._first, "step", wait_for_another)
+    _assert_failed(executable, r"rank 1 \(process \d+\) has failed: it was ended by SIGKILL")
+
+
+def test_a_rank_that_dies_while_all_load_is_named(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks: list[Workers] = []
+
+    class Watched(Workers):
+        def __init__(self, size: int) -> None:
+            super().__init__(size)
+            ranks.append(self)
+
+    def lose(*arguments: Any) -> None:
+        os.kill(ranks[0].process_ids[0], signal.SIGKILL)
+        raise LostRankError("rank 0 has lost another rank")
+
+    monkeypatch.setattr(backend_module, "Workers", Watched)
+    monkeypatch.setattr(CpuBackend, "compile_shard", lose)
+    with pytest.raises(BackendError, match=r"rank 1 \(process \d+\) has failed: it was ended by SIGKILL"):
+        ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
 
 
 def test_a_rank_that_has_an_error_says_what_it_is(compiled: ParallelExecutable) -> None:
@@ -247,6 +286,21 @@ def test_an_interrupt_waits_for_the_step() -> None:
     assert done == [True]
 
 
+def test_an_interrupt_ends_no_rank(running: ParallelExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = running.step(_batch()).copy()
+    step = running._first.step
+
+    def interrupted(batch: StepBatch) -> Float32Array:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running._first, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            running.step(_batch())
+    np.testing.assert_array_equal(running.step(_batch()), expected)
+
+
 def test_needs_are_those_of_all_ranks(make_bundle: MakeBundle) -> None:
     bundle = make_bundle("llama")
     options = replace(OPTIONS, kv_cache_memory=1 << 20)
@@ -270,7 +324,9 @@ def test_a_size_that_is_none_is_refused(make_bundle: MakeBundle, size: Any) -> N
 
 
 def test_a_backend_that_does_not_divide_is_refused(make_bundle: MakeBundle) -> None:
-    with pytest.raises(OptionError, match="the backend 'reference' does not divide models; use the backend cpu"):
+    with pytest.raises(
+        OptionError, match="the backend 'reference' does not divide models; use the backend cpu or triton"
+    ):
         LLM(make_bundle("llama"), backend=ReferenceBackend(), tensor_parallel_size=2)
 
 

@@ -358,7 +358,7 @@ def variants() -> list[KernelVariant]:
                 "HEADS": heads,
                 "HALF": width // 2,
                 "INTERLEAVED": width < key_width,
-                "COPIED": False,
+                "COPIED": True,
                 **block_constants(heads, key_width, width),
             }
             found.append(

@@ -199,7 +199,9 @@ def prefill_blocks(family: Family, key_width: int, value_width: int, itemsize: i
     if family == "cdna":
         if widest > 192:
             return Blocks(64, 16, 8, 1, 64)
-        return Blocks(64, 32, 4, 1) if widest > 128 else Blocks(128, 32, 4, 1)
+        if widest > 128:
+            return Blocks(64, 32, 4, 1)
+        return Blocks(128, 32, 4, 1) if widest > 64 else Blocks(128, 16, 4, 1)
     return Blocks(64, 32, 8, 1) if widest <= 64 else Blocks(32, 32, 8, 1, 64 if widest > 128 else 32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from inferencex.formats.dialect.names import DOMAIN
@@ -45,6 +46,7 @@ def lower_attention(lowering: Lowering, node: Node) -> bool:
                 rows, keys, v(values), pages(layer), step.attention.slots, rotate.cos, rotate.sin,
                 rotate.positions(values).reshape(-1), num_heads=heads, num_kv_heads=kv_heads,
                 interleaved=rotate.interleaved, width=rotate.width,
+                out=torch.empty_like(rows),  # others may read the queries as they were, or what they are a view of
             )  # fmt: skip
             return (attention(turned_rows, pages(layer), step.attention, **options),)  # type: ignore[arg-type]
 

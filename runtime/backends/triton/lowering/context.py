@@ -14,6 +14,7 @@ from inferencex.formats.graph import Graph, Node, Value
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.lowering.constants import Constants
 from inferencex.runtime.backends.triton.lowering.program import Instruction, Run, Values
+from inferencex.runtime.parallel.communicator import Communicator
 
 Read = Callable[[Values], Tensor]
 
@@ -25,6 +26,7 @@ class Lowering:
     constants:     static values on the device
     pages:         the pages of a layer: asked for in each step, since the pool is made after a step was measured
     max_model_len: rows that tables of angles need
+    communicator:  to the other ranks, where the graph is one rank's part
     on_host:       values that are computed on the host: shapes, and what follows from them
     """
 
@@ -32,6 +34,7 @@ class Lowering:
     constants: Constants
     pages: Callable[[int], KVPages]
     max_model_len: int
+    communicator: Communicator | None = None
     on_host: set[str] = field(default_factory=set)
     instructions: list[Instruction] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -61,7 +64,7 @@ class Lowering:
         if on_host or name not in self.on_host:
             return lambda values: values[name]
         device = self.device
-        return lambda values: values[name].to(device)
+        return lambda values: _put(values[name], device)
 
     def activations(self, value: Value | None) -> Read:
         """Return what gives a value in the type of activations, contiguous."""
@@ -81,6 +84,14 @@ class Lowering:
                 run=run,
             )
         )
+
+
+def _put(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return the few numbers of a shape on the device, without a copy, which waits and which no recording can hold."""
+    parts = [torch.full((1,), number, dtype=numbers.dtype, device=device) for number in numbers.reshape(-1).tolist()]
+    if not parts:
+        return torch.empty(numbers.shape, dtype=numbers.dtype, device=device)
+    return torch.cat(parts).view(numbers.shape)
 
 
 def input_of(node: Node, place: int) -> Value | None:

@@ -9,25 +9,34 @@ from inferencex.formats.graph import Graph, Value
 from inferencex.runtime.backends.graph.well_formed import naming
 from inferencex.runtime.backends.head import find_head
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
-from inferencex.runtime.backends.triton.lowering import attention, generic, linear, rows
+from inferencex.runtime.backends.triton.lowering import attention, collectives, generic, linear, rows
 from inferencex.runtime.backends.triton.lowering.constants import Constants
 from inferencex.runtime.backends.triton.lowering.context import Handlers, Lowering
 from inferencex.runtime.backends.triton.lowering.program import Instruction, Program
+from inferencex.runtime.parallel.communicator import Communicator
 
 _INPUTS = ("token_ids", "positions", "logit_rows", "prompt_lengths")
 _SPECIAL: Handlers = {
     **linear.HANDLERS,
     **rows.HANDLERS,
     **attention.HANDLERS,
+    **collectives.HANDLERS,
     ("", "Gather"): (generic.lower_embedding,),
 }
 
 
-def lower_graph(graph: Graph, constants: Constants, pages: Callable[[int], KVPages], max_model_len: int) -> Program:
+def lower_graph(
+    graph: Graph,
+    constants: Constants,
+    pages: Callable[[int], KVPages],
+    max_model_len: int,
+    communicator: Communicator | None = None,
+) -> Program:
     """Lower a graph of the IR dialect, and put its weights on the device.
 
     pages:         gives the pages of a layer, in each step
     max_model_len: the longest sequence, which tables of angles have rows for
+    communicator:  to the other ranks, where the graph is one rank's part of a model
 
     Raises BackendError, naming the node, for what cannot be lowered.
     """
@@ -37,7 +46,7 @@ def lower_graph(graph: Graph, constants: Constants, pages: Callable[[int], KVPag
             f"the graph has inputs {[value.name for value in graph.inputs]} and {len(graph.outputs)} outputs; expected "
             f"only {', '.join(_INPUTS)}, and the logits alone"
         )
-    lowering = Lowering(graph, constants, pages, max_model_len)
+    lowering = Lowering(graph, constants, pages, max_model_len, communicator)
     for node in graph:
         if not any(lowering.is_static(value) for value in node.outputs):
             with naming(node):
@@ -69,6 +78,7 @@ def _program(lowering: Lowering) -> Program:
         hidden,
         None if hidden is None or head is None else _width(head.hidden),
         dict(lowering.fallbacks),
+        lowering.communicator is None or lowering.communicator.can_be_recorded,
     )
 
 

@@ -21,7 +21,8 @@ class Instruction:
 
     name:     of its first result
     operator: of the graph
-    runs_on:  "triton", "torch", "host" for shapes, or "onnx.reference", which copies to the host and back
+    runs_on:  "triton", "torch", "host" for shapes, "exchange" with other ranks, or "onnx.reference", which copies to
+              the host and back
     reads:    the step's values that it takes
     writes:   the values that it gives; None where nobody reads one
     run:      computes them, in this order
@@ -44,6 +45,7 @@ class Program:
     hidden:     name of what the head reads; None where the graph does not end in a head that reads `[rows, hidden]`
     hidden_size: its width
     fallbacks:  operators that run through `onnx.reference`
+    exchanges_stay: whether exchanges with other ranks, if there are any, go from device to device
     """
 
     instructions: tuple[Instruction, ...]
@@ -52,11 +54,12 @@ class Program:
     hidden: str | None
     hidden_size: int | None
     fallbacks: Mapping[str, int]
+    exchanges_stay: bool = True
 
     @property
     def stays_on_device(self) -> bool:
         """Tell whether a step can be captured in a graph: nothing in it waits for the device."""
-        return not self.fallbacks
+        return not self.fallbacks and self.exchanges_stay
 
     def run(self, inputs: Values, step: StepInputs, wanted: str) -> Tensor:
         """Launch a step on the current stream until the value `wanted` is there, and return it."""

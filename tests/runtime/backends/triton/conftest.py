@@ -8,7 +8,9 @@ import pytest
 
 from tests import triton_kernels
 
-if not triton_kernels.AVAILABLE:
+if triton_kernels.AVAILABLE:
+    triton_kernels.hasten_interpreter()
+else:
     collect_ignore_glob = ["*"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +13,13 @@ import torch
 from torch import Tensor
 
 from inferencex.formats.errors import BackendError, OptionError
-from inferencex.runtime.backends.base import BackendOptions, HiddenStatesExecutable, SamplingExecutable, StepBatch
+from inferencex.runtime.backends.base import (
+    BackendOptions,
+    ClosableExecutable,
+    HiddenStatesExecutable,
+    SamplingExecutable,
+    StepBatch,
+)
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.triton import TritonBackend
 from inferencex.runtime.backends.triton.executable import TritonExecutable
@@ -39,6 +47,10 @@ class Replayed:
 class Recorder:
     def __init__(self) -> None:
         self.recordings: list[Replayed] = []
+        self.pools = 1
+
+    def start_over(self) -> None:
+        self.pools += 1
 
     def __call__(self, step: object) -> Replayed:
         self.recordings.append(Replayed(step, step().clone()))  # type: ignore[operator]
@@ -86,10 +98,10 @@ def test_recordings_beyond_their_memory_are_dropped(tiny_bundle: Path) -> None:
     executable, recorder = TritonBackend().compile(tiny_bundle, OPTIONS), Recorder()
     executable.record_decoding(recorder, max_sequences=4, memory=1500)
     executable.step(prompts_batch())
-    for count in (1, 2, 1):
+    for count, pools, made in ((1, 1, 1), (2, 2, 3), (2, 2, 3), (1, 3, 5)):
         chunks = [(len(p), len(p) + 1) for p in PROMPTS[:count]]
         executable.step(step_batch(chunks, [1] * count))
-    assert len(recorder.recordings) == 3, "the first was dropped for the second, and made again"
+        assert (recorder.pools, len(recorder.recordings)) == (pools, made), "a second one is made again in a new pool"
 
 
 def test_the_engine_is_told_tokens(tiny_bundle: Path, executable: TritonExecutable) -> None:
@@ -108,6 +120,29 @@ def test_the_engine_is_told_tokens(tiny_bundle: Path, executable: TritonExecutab
         engine.check_integrity()
         outputs.append(done)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+def test_weights_and_pages_are_given_back(tiny_bundle: Path, closes: bool) -> None:
+    """At once, recordings or not: the next model is given what is free when it is loaded."""
+    executable = TritonBackend().compile(tiny_bundle, OPTIONS)
+    executable.record_decoding(Recorder(), max_sequences=4, memory=1 << 20)
+    executable.step(prompts_batch())
+    executable.step(step_batch([(5, 6)], [1]))
+    assert isinstance(executable, ClosableExecutable)
+    pages, instruction = weakref.ref(executable.pool(0)), weakref.ref(executable.program.instructions[0].run)
+    gc.collect()
+    gc.disable()
+    try:
+        if closes:
+            executable.close()
+            with pytest.raises(BackendError, match="was closed"):
+                executable.step(prompts_batch())
+        else:
+            del executable
+        assert pages() is None and instruction() is None
+    finally:
+        gc.enable()
 
 
 def test_hidden_states(tiny_bundle: Path, executable: TritonExecutable) -> None:

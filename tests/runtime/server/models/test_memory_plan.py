@@ -49,6 +49,13 @@ def test_a_cache_whose_size_nobody_chose_is_made_to_fit() -> None:
     assert plan.kv_cache == 401 and options.kv_cache_memory == 200 and plan.total == 901
 
 
+def test_ranks_on_devices_of_their_own_are_told_the_total_of_their_caches() -> None:
+    """The plan counts what one device takes; `kv_cache_memory` is divided among the ranks."""
+    device = AvailableMemory(memory(900).available, 10**6, "cuda:0")
+    plan, options = fit("m", replace(PLAN, device=device), replace(AUTO, tensor_parallel_size=4), memory(0))
+    assert plan.kv_cache == 401 and options.kv_cache_memory == 800
+
+
 @pytest.mark.parametrize(
     ("options", "room", "hints"),
     [
