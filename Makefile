@@ -27,7 +27,7 @@ DEMO_BUNDLE := bundles/$(MODEL)-int4
 BUNDLES := $(foreach precision,none int8 int4,bundles/$(MODEL)-$(precision))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz soak sanitize sanitize-threads test-aarch64 lint format bench bench-serve bench-vllm accuracy accuracy-peers proto runtime-size architectures fidelity clean distclean
+.PHONY: help setup demo test choosing fuzz soak sanitize sanitize-threads test-aarch64 lint format bench bench-serve bench-vllm accuracy accuracy-peers proto runtime-size architectures fidelity clean distclean
 
 help: ## Show this list.
 	@echo 'make demo and make test are all there is to a start. Targets:'
@@ -165,6 +165,19 @@ runtime-size: $(VENV)/.installed ## Install the runtime alone into a new environ
 
 architectures: $(VENV)/.installed ## Try every decoder-only architecture and write docs/architectures.md.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.architectures.sweep --jobs $(TEST_WORKERS)
+
+# Every scheme on one model, each quantizing head and embedding too, as one would serve it.
+CHOICES := none int8-dynamic rtn-int8 smoothquant-int8 fp8-weight fp8 rtn-int6 rtn-int5 int4 rtn-int4 nvfp4 mxfp4 gptq-int3
+CHOICE_BUNDLES := $(CHOICES:%=bundles/choosing/%)
+
+bundles/choosing/none/bundle.json: $(VENV)/.installed
+	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization none --dtype bfloat16 --overwrite --output $(@D)
+
+bundles/choosing/%/bundle.json: $(VENV)/.installed
+	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $* --embedding int8 --overwrite --output $(@D)
+
+choosing: $(CHOICE_BUNDLES:=/bundle.json) ## Measure quality, size and speed of every scheme on SmolLM2, for docs/choosing.md.
+	$(BIN)/inferencex compare $(CHOICE_BUNDLES) $(COMPARE_ARGS) --output bundles/choosing/results
 
 fidelity: $(BUNDLES:=/bundle.json) ## Compare SmolLM2's INT8 and INT4 bundles with the source: KL divergence.
 	$(BIN)/inferencex compare bundles/$(MODEL)-none bundles/$(MODEL)-int8 bundles/$(MODEL)-int4 $(COMPARE_ARGS)

@@ -17,7 +17,10 @@ MAX_SIZE = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 _SHOWN_ERRORS = 5
-_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_PREFIX = "tag:yaml.org,2002:"
+_COLLECTIONS = (f"{_PREFIX}map", f"{_PREFIX}seq")
+_TEXTS = (f"{_PREFIX}str", f"{_PREFIX}timestamp", f"{_PREFIX}binary", f"{_PREFIX}value")
+_MERGE = f"{_PREFIX}merge"
 
 Place = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -61,9 +64,9 @@ class YamlSource:
             if not separator or not key:
                 raise OptionError(f"{option} {setting!r} is not of the form key=value, such as source.model=/models/x")
             try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise OptionError(f"{option} {setting}: the value is not YAML: {_one_line(error)}") from error
+                value = parse_yaml(text, "the value").document
+            except RecipeError as error:
+                raise OptionError(f"{option} {_cut(setting)}: {error}") from error
             path = _put(document, key.split("."), value, f"{option} {setting}")
             for old in [p for p in places if p[: len(path)] == path]:
                 del places[old]
@@ -155,36 +158,75 @@ class _Walk:
         self.name, self.loader = name, loader
         self.places: dict[Place, str] = {}
         self.keys: dict[Place, str] = {}
+        self.visits = 0
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        where = f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        where = self._visit(node, len(path))
         self.places[path] = where
-        if len(path) > MAX_DEPTH or len(self.places) > MAX_VALUES:
-            raise RecipeError(f"{where}: nests or repeats too much for a recipe (anchors that contain themselves?)")
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
             raise RecipeError(f"{where}: the tag {_shown(node.tag)} is not for recipes; leave it out")
         if isinstance(node, yaml.MappingNode):
-            self.loader.flatten_mapping(node)
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*path, index)) for index, child in enumerate(node.value)]
-        value = self.loader.construct_object(node)
+        return self._scalar(node, where)
+
+    def _visit(self, node: yaml.Node, depth: int) -> str:
+        """Return where a node is, having counted it: what aliases repeat counts each time."""
+        where = f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        self.visits += 1
+        if depth > MAX_DEPTH or self.visits > MAX_VALUES:
+            raise RecipeError(f"{where}: nests or repeats too much for a recipe (anchors that contain themselves?)")
+        return where
+
+    def _scalar(self, node: yaml.Node, where: str) -> str | bool | int | float | None:
         # Dates and bytes are YAML's own types; recipes know them only as texts.
-        return value if value is None or isinstance(value, str | bool | int | float) else node.value
+        if node.tag in _TEXTS:
+            return str(node.value)
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, LookupError, AttributeError) as error:  # what PyYAML lets out for `0x_` or `!!bool maybe`
+            kind = node.tag.removeprefix(_PREFIX)
+            raise RecipeError(
+                f"{where}: {_shown(node.value)} cannot be read as YAML's {kind}; put a text in quotes"
+            ) from error
+        return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
 
     def _mapping(self, node: yaml.MappingNode, path: Place) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            mark = key_node.start_mark
-            where = f"{self.name}:{mark.line + 1}:{mark.column + 1}"
-            key = self.loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-            if not isinstance(key, str):
-                raise RecipeError(f"{where}: the key {_shown(key_node.value)} is not a text; put it in quotes")
-            if key in mapping:
-                raise RecipeError(f"{where}: {key} is given twice; leave one of them out")
+        for key, (where, value_node) in self._entries(node, len(path)).items():
             mapping[key] = self.value(value_node, (*path, key))
             self.keys[(*path, key)] = where
         return mapping
+
+    def _entries(self, node: yaml.MappingNode, depth: int) -> dict[str, tuple[str, yaml.Node]]:
+        """Return place and value by key; a mapping's own keys go before those it merges with `<<`."""
+        entries: dict[str, tuple[str, yaml.Node]] = {}
+        merged: list[yaml.MappingNode] = []
+        for key_node, value_node in node.value:
+            where = self._visit(key_node, depth)
+            if key_node.tag == _MERGE:
+                merged += self._merged(value_node)
+                continue
+            key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                shown = _shown(key_node.value) if isinstance(key_node, yaml.ScalarNode) else f"of a {key_node.id}"
+                raise RecipeError(f"{where}: the key {shown} is not a text; put it in quotes")
+            if key in entries:
+                raise RecipeError(f"{where}: {key} is given twice; leave one of them out")
+            entries[key] = where, value_node
+        for other in merged:
+            for key, entry in self._entries(other, depth + 1).items():
+                entries.setdefault(key, entry)
+        return entries
+
+    def _merged(self, node: yaml.Node) -> list[yaml.MappingNode]:
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        mappings = [found for found in nodes if isinstance(found, yaml.MappingNode)]
+        if len(mappings) != len(nodes):
+            where = f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+            raise RecipeError(f"{where}: `<<` takes a mapping or a list of mappings, such as *anchor")
+        return mappings
 
 
 def _put(document: Any, keys: Sequence[str], value: Any, what: str) -> Place:
@@ -225,7 +267,10 @@ def _index(entries: list[Any], key: str, what: str) -> int:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 

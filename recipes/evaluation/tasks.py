@@ -58,17 +58,20 @@ def run_tasks(llm: LLM, recipe: EvaluationRecipe, limit: int | None, watcher: Wa
 
     Raises RecipeError for tasks that there are not, or whose data cannot be had, and what the engine raises.
     """
-    with _quiet_lm_eval(), tempfile.TemporaryDirectory(prefix="inferencex-tasks-") as folder:
-        loaded = _load(recipe, Path(folder))
-        return _evaluate(llm, recipe, loaded, limit, watcher)
-
-
-def _evaluate(llm: LLM, recipe: EvaluationRecipe, loaded: _Loaded, limit: int | None, watcher: Watcher) -> TaskRun:
-    from lm_eval.evaluator import evaluate
-
     from inferencex.recipes.evaluation.lm import EngineLM
 
-    model = EngineLM(llm, seed=recipe.seed, watcher=watcher)
+    return score_model(EngineLM(llm, seed=recipe.seed, watcher=watcher), recipe, limit)
+
+
+def score_model(model: Any, recipe: EvaluationRecipe, limit: int | None) -> TaskRun:
+    """Run the recipe's tasks on any model of lm-eval's; see `run_tasks`."""
+    with _quiet_lm_eval(), tempfile.TemporaryDirectory(prefix="inferencex-tasks-") as folder:
+        return _evaluate(model, recipe, _load(recipe, Path(folder)), limit)
+
+
+def _evaluate(model: Any, recipe: EvaluationRecipe, loaded: _Loaded, limit: int | None) -> TaskRun:
+    from lm_eval.evaluator import evaluate
+
     counts = {}
     for name, task in loaded.tasks.items():
         most = min(limit or _NO_LIMIT, recipe.task(loaded.owners[name]).limit or _NO_LIMIT)

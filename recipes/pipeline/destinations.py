@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from inferencex.formats.bundle.staging import Staging
 from inferencex.formats.errors import RecipeError
 from inferencex.recipes.pipeline.hashing import visible_files
+from inferencex.recipes.pipeline.hub import transport_error
 from inferencex.recipes.provenance.checksums import SUMS_FILE, parse_checksums
 
 _HUB = "hf://"
@@ -32,6 +33,8 @@ class Destination(Protocol):
 
 def destination(url: str) -> Destination:
     """Return the destination that a recipe names. Raises RecipeError for one that cannot be."""
+    if not url.isprintable():
+        raise RecipeError(f"{url!r}: has characters that no place to publish to can have")
     if url.startswith(_HUB):
         return HubDestination(url)
     if url.startswith("file://"):
@@ -139,19 +142,18 @@ class HubDestination:
     def checksums(self) -> bytes | None:
         """See `Destination`."""
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
         try:
             return Path(hf_hub_download(self._id, SUMS_FILE, revision=self._branch)).read_bytes()
         except (EntryNotFoundError, RepositoryNotFoundError):
             return None
-        except (HfHubHTTPError, OSError) as error:
+        except (transport_error(), OSError) as error:
             raise RecipeError(f"{self.url}: the hub does not answer: {error}") from error
 
     def put(self, folder: Path) -> None:
         """See `Destination`."""
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
 
         api = HfApi()
         try:
@@ -165,7 +167,8 @@ class HubDestination:
                 commit_message="Publish with inferencex pipeline",
                 delete_patterns="*",
             )
-        except (HfHubHTTPError, OSError) as error:
+        except (transport_error(), OSError) as error:
             raise RecipeError(
-                f"{self.url}: the hub did not take the upload ({error}); check HF_TOKEN and that it may write there"
+                f"{self.url}: the hub did not take the upload ({error}); check the connection, HF_TOKEN and that it "
+                "may write there"
             ) from error

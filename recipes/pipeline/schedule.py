@@ -81,9 +81,12 @@ class Schedule:
 
     async def run(self) -> list[StepResult]:
         """Do all that can be done; what fails keeps only what waits for it from being done."""
-        async with asyncio.TaskGroup() as group:
-            for step in self._steps:  # those that a step waits for come before it
-                self._tasks[step.id] = group.create_task(self._step(step))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in self._steps:  # those that a step waits for come before it
+                    self._tasks[step.id] = group.create_task(self._step(step))
+        except ExceptionGroup as unforeseen:
+            raise unforeseen.exceptions[0] from unforeseen  # the group's own words do not say what happened
         return [self._tasks[step.id].result() for step in self._steps]
 
     async def _step(self, step: Step) -> StepResult:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inferencex.formats.errors import RecipeError, SourceError
 from inferencex.recipes.pipeline.hashing import HashCache, json_digest, visible_files
+from inferencex.recipes.pipeline.hub import transport_error
 from inferencex.recipes.pipeline.recipe import Source
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
@@ -66,9 +67,11 @@ def expected_bytes(source: Source) -> int | None:
         return _nbytes(_files(path))
     try:
         from huggingface_hub import HfApi
-
+    except ModuleNotFoundError:
+        return None
+    try:
         info = HfApi().model_info(source.model, revision=source.revision, files_metadata=True, timeout=10)
-    except (OSError, ValueError, ModuleNotFoundError):
+    except (transport_error(), OSError, ValueError):
         return None  # not reachable: a plan is shown all the same
     sizes = [file.size or 0 for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
     return sum(sizes) or None

@@ -130,7 +130,8 @@ class Store:
         peak = _peak_memory(partial / USAGE_FILE)
         record = Record(step.id, key, outcome.digest, outcome.passed, outcome.facts, round(seconds, 3), peak, files)
         with (partial / RECORD_FILE).open("w", encoding="utf-8") as handle:
-            json.dump(asdict(record), handle, indent=1, sort_keys=True)
+            # Facts keep their order, for what is made of them later must be as if it had been made at once.
+            json.dump(asdict(record), handle, indent=1)
             handle.flush()
             os.fsync(handle.fileno())
         partial.rename(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,4 +84,5 @@ def _named(settings: Settings) -> list[tuple[str, Path, tuple[str, ...]]]:
         return [(names[0], paths[0], names[1:])]
     if names:
         return [(name, path, ()) for name, path in zip(names, paths, strict=True)]
-    return [(path.resolve().name, path, ()) for path in paths]
+    # A link keeps its own name: clients go on asking for it when it leads to another bundle.
+    return [(Path(os.path.abspath(path)).name, path, ()) for path in paths]

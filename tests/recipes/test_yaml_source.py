@@ -60,8 +60,15 @@ def test_everything_wrong_is_told_at_its_place() -> None:
         ("a: 1\n---\nb: 1", "f.yaml:2:1: is not YAML"),
         ("a: \x00", "is not YAML"),
         ("a: &x\n  <<: 3", "f.yaml:2"),
+        ("a: &a {<<: *a}", "nests or repeats too much"),
+        ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 9)),
+         "nests or repeats too much"),
+        ("a: " + "9" * 5000, "f.yaml:1:4: '999"),
+        ("a: 0x_", "f.yaml:1:4: '0x_' cannot be read as YAML's int"),
+        ("a: !!bool maybe", "f.yaml:1:4: 'maybe' cannot be read as YAML's bool"),
+        ("a: !!int ''", "f.yaml:1:4: '' cannot be read as YAML's int"),
     ],
-)
+)  # fmt: skip
 def test_refused(text: str, words: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_yaml(text, "f.yaml")
@@ -72,6 +79,13 @@ def test_dates_stay_texts_and_anchors_work() -> None:
     assert parse_yaml("a: 2026-01-01\nb: &x {c: 1}\nd: *x\ne: {<<: *x, f: 2}", "f").document == {
         "a": "2026-01-01", "b": {"c": 1}, "d": {"c": 1}, "e": {"c": 1, "f": 2}
     }  # fmt: skip
+    assert parse_yaml("a: 2026-13-45", "f").document == {"a": "2026-13-45"}
+
+
+def test_own_keys_go_before_merged_ones_and_earlier_before_later() -> None:
+    source = parse_yaml("a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc:\n  <<: [*a, *b]\n  x: 5\n", "f.yaml")
+    assert source.document["c"] == {"x": 5, "y": 2, "z": 4}
+    assert source.where(("c", "x")) == "f.yaml:5:6" and source.where(("c", "z")) == "f.yaml:2:17"
 
 
 def test_files(tmp_path: Path) -> None:
@@ -98,6 +112,9 @@ def test_settings() -> None:
         ("number", "key=value"),
         ("=3", "key=value"),
         ("number=[", "is not YAML"),
+        ("number=" + "[" * 5000, "is not YAML"),
+        ("number={x: 1, x: 2}", "x is given twice"),
+        ("number=!!bool maybe", "cannot be read"),
         ("number.x=3", "number is 3, which has no x"),
         ("inner.5=3", "no entry 5"),
     ):

@@ -83,7 +83,8 @@ def fit(name: str, plan: MemoryPlan, options: ModelOptions, memory: AvailableMem
     left = room - plan.weights - plan.step
     chosen = options.kv_cache_memory is not None or options.num_kv_blocks is not None
     if not chosen and 0 < plan.smallest_kv_cache <= left:
-        return replace(plan, kv_cache=left), replace(options, kv_cache_memory=left // options.replicas)
+        asked = left // options.replicas * _ranks_of_one_number(plan, options)
+        return replace(plan, kv_cache=left), replace(options, kv_cache_memory=asked)
     raise BackendError(
         f"{name} takes {plan.describe()}; {megabytes(memory.available)} of {megabytes(memory.total)} are available "
         f"({memory.limit}), of which {megabytes(room)} may be used; {_what_to_lower(plan, options, left)}"
@@ -95,10 +96,16 @@ def megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 10**9 else f"{nbytes / 1e6:.1f} MB"
 
 
+def _ranks_of_one_number(plan: MemoryPlan, options: ModelOptions) -> int:
+    """Return how many ranks share a `kv_cache_memory` of which the plan counts one rank's: those with a device each."""
+    return 1 if plan.device is None else options.tensor_parallel_size
+
+
 def _what_to_lower(plan: MemoryPlan, options: ModelOptions, left: int) -> str:
     ways = []
     if left > 0 and plan.kv_cache > 0:
-        ways.append(f"give a kv_cache_memory of at most {left // plan.replicas} bytes")
+        most = left // plan.replicas * _ranks_of_one_number(plan, options)
+        ways.append(f"give a kv_cache_memory of at most {most} bytes")
     if plan.smallest_kv_cache > left:
         ways.append("lower max_model_len")
     if plan.step > plan.total // 4:

@@ -45,7 +45,8 @@ def convert(arguments: list[str], options: dict[str, str]) -> None:
     die_at("convert:half")
     record = {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
     (staged / "bundle.json").write_text(json.dumps({"files": {"weights.bin": record}}), encoding="utf-8")
-    report = {"bundle_bytes": len(weights), "source_bytes": 9000, "seconds": time.time(), "fidelity": {"mean_kl": 0.01}}
+    fidelity = {"mean_kl": 0.01, "bundle_perplexity": 9.0}
+    report = {"bundle_bytes": len(weights), "source_bytes": 9000, "seconds": time.time(), "fidelity": fidelity}
     (staged / "report.json").write_text(json.dumps(report), encoding="utf-8")
     staged.rename(bundle)
     die_at("convert:whole")

@@ -12,6 +12,7 @@ import pytest
 
 from inferencex.formats.errors import RecipeError
 from inferencex.recipes.pipeline.destinations import HubDestination, LocalDestination, destination
+from inferencex.recipes.pipeline.hub import transport_error
 from inferencex.recipes.pipeline.schedule import StepResult
 from inferencex.recipes.provenance.checksums import SUMS_FILE, write_checksums
 from inferencex.recipes.provenance.verify import verify
@@ -109,6 +110,20 @@ def test_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("hf://model", "hf:///model", "hf://a/b/c"):
         with pytest.raises(RecipeError, match="is not of the form"):
             destination(wrong)
+
+
+def test_hub_that_cannot_be_reached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise transport_error()("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", unreachable)
+    with pytest.raises(RecipeError, match="check the connection"):
+        destination("hf://me/demo").put(folder)
+
+
+def test_unprintable_names_are_refused() -> None:
+    with pytest.raises(RecipeError, match="characters"):
+        destination("published/\0")
 
 
 def test_a_pipeline_publishes_what_can_be_verified(

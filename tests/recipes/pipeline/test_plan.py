@@ -11,6 +11,7 @@ import pytest
 from inferencex.cli.console import exit_status
 from inferencex.recipes.pipeline.cli import app
 from inferencex.recipes.pipeline.estimates import GIB, conversion_estimate
+from inferencex.recipes.pipeline.hub import transport_error
 from inferencex.recipes.pipeline.run import PipelineOptions, plan
 from inferencex.recipes.pipeline.schedule import StepResult
 
@@ -64,6 +65,18 @@ def test_unknown_source_is_planned_all_the_same(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("inferencex.recipes.pipeline.run.expected_bytes", lambda source: None)
+    arguments = [str(recipe), "--dry-run", "--set", "source.model=someone/something"]
+    assert exit_status(app, "inferencex pipeline", arguments) == 0
+    assert "?" in capfd.readouterr().out
+
+
+def test_unreachable_hub_leaves_the_plan_without_figures(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise transport_error()("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
     arguments = [str(recipe), "--dry-run", "--set", "source.model=someone/something"]
     assert exit_status(app, "inferencex pipeline", arguments) == 0
     assert "?" in capfd.readouterr().out
