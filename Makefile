@@ -167,7 +167,7 @@ architectures: $(VENV)/.installed ## Try every decoder-only architecture and wri
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.architectures.sweep --jobs $(TEST_WORKERS)
 
 # Every scheme on one model, each quantizing head and embedding too, as one would serve it.
-CHOICES := none int8-dynamic rtn-int8 smoothquant-int8 fp8-weight fp8 rtn-int6 rtn-int5 int4 rtn-int4 nvfp4 mxfp4 gptq-int3
+CHOICES := int8-dynamic rtn-int8 smoothquant-int8 fp8-weight fp8 rtn-int6 rtn-int5 int4 rtn-int4 nvfp4 mxfp4
 CHOICE_BUNDLES := $(CHOICES:%=bundles/choosing/%)
 
 bundles/choosing/none/bundle.json: $(VENV)/.installed
@@ -176,8 +176,8 @@ bundles/choosing/none/bundle.json: $(VENV)/.installed
 bundles/choosing/%/bundle.json: $(VENV)/.installed
 	$(BIN)/inferencex-convert --model-id $(MODEL) --quantization $* --embedding int8 --overwrite --output $(@D)
 
-choosing: $(CHOICE_BUNDLES:=/bundle.json) ## Measure quality, size and speed of every scheme on SmolLM2, for docs/choosing.md.
-	$(BIN)/inferencex compare $(CHOICE_BUNDLES) $(COMPARE_ARGS) --output bundles/choosing/results
+choosing: bundles/choosing/none/bundle.json $(CHOICE_BUNDLES:=/bundle.json) ## Measure quality, size and speed of every scheme on SmolLM2, for docs/choosing.md.
+	$(BIN)/inferencex compare bundles/choosing/none $(CHOICE_BUNDLES) $(COMPARE_ARGS) --output bundles/choosing/results
 
 fidelity: $(BUNDLES:=/bundle.json) ## Compare SmolLM2's INT8 and INT4 bundles with the source: KL divergence.
 	$(BIN)/inferencex compare bundles/$(MODEL)-none bundles/$(MODEL)-int8 bundles/$(MODEL)-int4 $(COMPARE_ARGS)

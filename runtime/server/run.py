@@ -18,6 +18,7 @@ import uvicorn
 from inferencex.formats.errors import InferenceXError
 from inferencex.runtime.server.access.keys import KeyStore
 from inferencex.runtime.server.access.quotas import Quotas
+from inferencex.runtime.server.allocator import limit_arenas
 from inferencex.runtime.server.app import create_app
 from inferencex.runtime.server.calls import CallerLimits, Observer
 from inferencex.runtime.server.config.keys_setting import key_store
@@ -67,7 +68,7 @@ class Embedder(Protocol):
 def serve(settings: Settings, embedder: Embedder | None = None) -> None:
     """Serve until a signal says to stop; returns when everything has ended.
 
-    With an `embedder`, signals and logging are left to it, and it says when to stop.
+    With an `embedder`, signals, logging and the allocator are left to it, and it says when to stop.
 
     SIGTERM or SIGINT begins to drain: new requests are refused with 503, running ones get `drain_timeout` to finish and
     are then ended. A second signal ends the process at once. Raises InferenceXError for settings, files, ports and
@@ -76,6 +77,7 @@ def serve(settings: Settings, embedder: Embedder | None = None) -> None:
     options = settings.server
     check(settings)
     if embedder is None:
+        limit_arenas()
         configure_logging(options.log_format, options.log_level)
     keys, filters = key_store(options.api_keys, options.admin_keys), load_filters(options.filters)
     for note in notes(settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from inferencex.formats.errors import BackendError, InferenceXError
+from inferencex.runtime.server.allocator import give_memory_back
 from inferencex.runtime.server.calls import ANONYMOUS, Caller
 from inferencex.runtime.server.errors import Conflict, InvalidRequest, ModelNotFound, Unavailable
 from inferencex.runtime.server.models.background import in_background
@@ -358,7 +358,7 @@ class ModelRegistry:
         self._tell(partial(_unloaded, model))
         self._forget(deployment, version)
         del model
-        gc.collect()  # what loading made refers to itself in places, and its memory is wanted back now
+        give_memory_back()  # what loading made refers to itself in places
         _LOG.info("%s@%s: unloaded", version.uid, version.name)
 
     def _tell(self, what: Callable[[ModelObserver], None]) -> None:
