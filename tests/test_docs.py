@@ -42,6 +42,7 @@ def test_options_in_the_readme_exist() -> None:
     from inferencex.cli.inspect import app as inspect
     from inferencex.convert.cli import app as convert
     from inferencex.recipes.compare import app as compare
+    from inferencex.recipes.evaluation.cli import app as evaluate
     from inferencex.recipes.pipeline.cli import app as pipeline
     from inferencex.runtime.cli import app as run
     from inferencex.runtime.server.cli import app as serve
@@ -49,7 +50,7 @@ def test_options_in_the_readme_exist() -> None:
     runner = CliRunner()
     known = "".join(
         runner.invoke(app, ["--help"], env={"COLUMNS": "240"}).output
-        for app in (convert, run, inspect, compare, export, serve, pipeline)
+        for app in (convert, run, inspect, compare, evaluate, export, serve, pipeline)
     )
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text(encoding="utf-8"))):
         assert option in known, f"the README names {option}"

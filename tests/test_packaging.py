@@ -27,6 +27,7 @@ CONVERT_MODULES = (
     "inferencex.runtime.backends.reference",
     "inferencex.runtime.backends.triton",
     "inferencex.runtime.parallel.gloo",
+    "inferencex.runtime.parallel.nccl",
     "inferencex.formats.bundle.writer",
 )
 
