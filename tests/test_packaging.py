@@ -28,6 +28,7 @@ CONVERT_MODULES = (
     "inferencex.runtime.backends.triton",
     "inferencex.runtime.parallel.gloo",
     "inferencex.runtime.parallel.nccl",
+    "inferencex.runtime.parallel.through_host",
     "inferencex.formats.bundle.writer",
 )
 
