@@ -49,15 +49,28 @@ def render_chat(llm: LLM, chat: Chat) -> str:
 
 
 async def _aside(size: int, llm: LLM, text: str, add_special_tokens: bool) -> Prompt:
-    encode = llm.require_tokenizer().encode
     if size > _LONG:
-        return Prompt(text, await asyncio.to_thread(encode, text, add_special_tokens))
-    return Prompt(text, encode(text, add_special_tokens))
+        return await asyncio.to_thread(_encoded, llm, text, add_special_tokens)
+    return _encoded(llm, text, add_special_tokens)
 
 
 def _read_chat(llm: LLM, chat: Chat) -> Prompt:
-    text = render_chat(llm, chat)
-    return Prompt(text, llm.require_tokenizer().encode(text, False))
+    return _encoded(llm, render_chat(llm, chat), False)
+
+
+def _encoded(llm: LLM, text: str, add_special_tokens: bool) -> Prompt:
+    """Tokenize a text, unless it is too long for the model whatever its tokens are: that is said at once.
+
+    The tokenizer's library keeps the interpreter from everybody else while it works, for seconds on megabytes.
+    """
+    tokenizer, most = llm.require_tokenizer(), llm.engine.limits.max_model_len
+    fewest = tokenizer.fewest_tokens(text) if len(text) > _LONG else 0
+    if fewest > most:
+        raise RequestError(
+            f"the prompt of {len(text)} characters has at least {fewest} tokens, more than the context of {most}; "
+            "shorten the prompt"
+        )
+    return Prompt(text, tokenizer.encode(text, add_special_tokens))
 
 
 def _opened(text: str, chat: Chat) -> str:

@@ -92,6 +92,30 @@ class Tokenizer:
             raise RequestError(f"token ids must lie between 0 and {self.vocab_size - 1}") from error
         return clean_up_spaces(text) if self._clean_up_spaces else text
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at the least, in no time; 0 where the tokenizer gives no such bound."""
+        longest = self._longest_token
+        return 0 if longest is None else -(-len(text) // longest)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Characters that a token stands for at the most; None for tokenizers that may drop or merge any number.
+
+        Those of byte-level BPE drop nothing: an entry has a character for each byte of what it stands for.
+        """
+        spec = json.loads(self._backend.pre_tokenizer.__getstate__()) if self._backend.pre_tokenizer is not None else {}
+        steps = spec.get("pretokenizers", [spec])
+        added = self._backend.get_added_tokens_decoder().values()
+        if (
+            self._backend.normalizer is not None
+            or not any(step.get("type") == "ByteLevel" for step in steps)
+            or any(step.get("type") not in ("ByteLevel", "Digits", "Split") for step in steps)
+            or any(step.get("behavior") == "Removed" for step in steps)
+            or any(token.lstrip or token.rstrip for token in added)
+        ):
+            return None
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
     def to_json(self) -> str:
         """Return the tokenizer as a `tokenizer.json`, with the tokens that the files beside it have added."""
         text: str = self._backend.to_str()

@@ -36,6 +36,12 @@ def assert_same(folder: Path, texts: list[str]) -> None:
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
+def test_no_text_has_fewer_tokens_than_is_said(tokenizer_folder: Path, nasty: list[str]) -> None:
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    for text in [*nasty, *(text * 50 for text in nasty), " " * 5000, "\n" * 3000, "a" * 4000, "\u00e9\U0001f642" * 500]:
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text)), text[:40]
+
+
 def test_equals_transformers_on_every_family(tokenizer_folder: Path, nasty: list[str]) -> None:
     assert_same(tokenizer_folder, nasty)
 
