@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from inferencex.formats.errors import BackendError, InferenceXError, RequestError
+from inferencex.formats.errors import BackendError, RequestError
 from inferencex.runtime.backends.base import (
     ClosableExecutable,
     Executable,
@@ -22,12 +22,13 @@ from inferencex.runtime.backends.base import (
 from inferencex.runtime.engine import admission
 from inferencex.runtime.engine.block_pool import BlockPool
 from inferencex.runtime.engine.closed import ClosedExecutable
-from inferencex.runtime.engine.constraint import ConstraintFactory, SequenceConstraint, TokenMasks, fill_masks
+from inferencex.runtime.engine.constraint import ConstraintFactory, TokenMasks, fill_masks
 from inferencex.runtime.engine.launched import LaunchedStep, can_launch, launch, launch_next
 from inferencex.runtime.engine.native import _sampler
+from inferencex.runtime.engine.outcomes import Outcomes
 from inferencex.runtime.engine.preparation import Preparation
-from inferencex.runtime.engine.results import finished_request, not_finite, record_prompt_logprobs, token_logprobs
-from inferencex.runtime.engine.sampler import NOTHING_ALLOWED, choose_tokens
+from inferencex.runtime.engine.results import not_finite, record_prompt_logprobs
+from inferencex.runtime.engine.sampler import choose_tokens
 from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request, Status
 from inferencex.runtime.engine.sequence import Sequence as EngineSequence
@@ -35,10 +36,8 @@ from inferencex.runtime.engine.stats import EngineStats
 from inferencex.runtime.engine.step_batch import StepLayout, lay_out, lay_out_pooled
 from inferencex.runtime.outputs import (
     CompletionDelta,
-    FinishReason,
     Pooling,
     RequestOutput,
-    TokenLogprobs,
 )
 from inferencex.runtime.params import SamplingParams
 from inferencex.runtime.text.tokenizer import Tokenizer
@@ -97,6 +96,7 @@ class Engine:
         self._launched: LaunchedStep | None = None  # a step ahead of what is known
         self._last_commit = 0.0
         self._stats = EngineStats(num_kv_blocks=executable.num_blocks)
+        self._outcomes = Outcomes(self.scheduler, self._stats, tokenizer, clock, self._forget)
 
     @property
     def has_unfinished(self) -> bool:
@@ -197,8 +197,8 @@ class Engine:
             return None
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
-                self._end(sequence, "abort")
-        return self._close(request, None)
+                self._outcomes.end(sequence, "abort")
+        return self._outcomes.close(request, None)
 
     def step(self) -> list[CompletionDelta]:
         """Run one step and return what it added, also what earlier failures left to report.
@@ -226,7 +226,7 @@ class Engine:
         try:
             run()
         except BaseException as error:  # also an interrupt must leave the pool whole; it is raised again
-            self._undelivered = deltas + self._fail_all(chunks, error)
+            self._undelivered = deltas + self._outcomes.fail_all(chunks, error)
             raise
 
     def close(self) -> None:
@@ -243,6 +243,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless queues, pool and cache agree with each other."""
         self.scheduler.check_integrity()
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.id]
+        self._num_constrained -= request.is_constrained
+        self._num_embedded -= request.pool is not None
 
     def _check_open(self) -> None:
         if isinstance(self.executable, ClosedExecutable):
@@ -283,9 +288,9 @@ class Engine:
             if sequence.status is Status.FINISHED:  # it ended, or its request failed, while this step ran
                 continue
             if token_id < 0:
-                deltas += self._fail(sequence.request, not_finite(sequence))
+                deltas += self._outcomes.fail(sequence.request, not_finite(sequence))
             else:
-                deltas.append(self._extend(sequence, token_id, None, 0, False))
+                deltas.append(self._outcomes.extend(sequence, token_id, None, 0, False))
         if following is not None and any(sequence.status is Status.RUNNING for sequence in following.sampled):
             self._launched = following
         now = self._clock()
@@ -323,12 +328,12 @@ class Engine:
             assert pool is not None, "or the request would generate"
             values = hidden_states[rows.first_row : rows.first_row + rows.count]
             if not np.isfinite(values).all():
-                deltas += self._fail(sequence.request, not_finite(sequence, "hidden states"))
+                deltas += self._outcomes.fail(sequence.request, not_finite(sequence, "hidden states"))
                 continue
             pool.add(values)
             if rows.is_last:
-                self._end(sequence, "stop")
-                deltas.append(self._delta(sequence, "", (), None))
+                self._outcomes.end(sequence, "stop")
+                deltas.append(self._outcomes.delta(sequence, "", (), None))
         self._stats.add_step(len(batch.token_ids), 0, self._clock() - started)
 
     def _commit(
@@ -345,7 +350,7 @@ class Engine:
             if _sampler.all_finite(logits, rows.first_row, rows.count):
                 record_prompt_logprobs(rows, logits, self._tokenizer)
             else:
-                deltas += self._fail(rows.sequence.request, not_finite(rows.sequence))
+                deltas += self._outcomes.fail(rows.sequence.request, not_finite(rows.sequence))
         masks = self._masks(layout.sampled, deltas) if self._num_constrained else None
         samplers = [sequence.sampler for sequence in layout.sampled]
         tokens = choose_tokens(logits, layout.sampled_rows, samplers, masks)
@@ -353,11 +358,11 @@ class Engine:
             if sequence.status is Status.FINISHED:  # its request failed just now
                 continue
             if token_id is None:
-                deltas += self._fail(sequence.request, not_finite(sequence))
+                deltas += self._outcomes.fail(sequence.request, not_finite(sequence))
             elif sequence.constraint is None:
-                deltas.append(self._extend(sequence, token_id, logits, row, False))
+                deltas.append(self._outcomes.extend(sequence, token_id, logits, row, False))
             else:
-                deltas += self._extend_constrained(sequence, sequence.constraint, token_id, logits, row)
+                deltas += self._outcomes.extend_constrained(sequence, sequence.constraint, token_id, logits, row)
         now = self._clock()
         self._stats.add_step(num_tokens - num_decodes, num_decodes, now - started)
 
@@ -367,152 +372,8 @@ class Engine:
         masks = fill_masks(constraints, self.limits.vocab_size)
         if masks is not None:
             for place, error in masks.failures.items():
-                deltas += self._fail(sampled[place].request, error)
+                deltas += self._outcomes.fail(sampled[place].request, error)
         return masks
-
-    def _extend_constrained(
-        self,
-        sequence: EngineSequence,
-        constraint: SequenceConstraint,
-        token_id: int,
-        logits: Float32Array,
-        row: int,
-    ) -> list[CompletionDelta]:
-        """Do as `_extend`, and tell the constraint; where it allows nothing, end the sequence or its request."""
-        try:
-            if token_id != NOTHING_ALLOWED:
-                return [self._extend(sequence, token_id, logits, row, constraint.accept(token_id))]
-            if not constraint.may_stop:
-                raise constraint.nothing_allowed()
-        except InferenceXError as error:
-            return self._fail(sequence.request, error)
-        self._start_held(sequence)
-        return [self._delta(sequence, self._end(sequence, "stop"), (), None)]
-
-    def _extend(
-        self, sequence: EngineSequence, token_id: int, logits: Float32Array | None, row: int, is_complete: bool
-    ) -> CompletionDelta:
-        """Append the token chosen from a row of the step's logits, and end the sequence if that ends it.
-
-        `logits` are needed where log-probabilities are wanted.
-        """
-        request, params = sequence.request, sequence.request.params
-        sequence.sampler.record(token_id)
-        sequence.token_ids.append(token_id)
-        metrics = request.metrics
-        metrics.num_generated_tokens += 1
-        self._stats.num_generated_tokens += 1
-        if metrics.first_token_time is None:
-            metrics.first_token_time = self._clock()
-            self._stats.num_first_tokens += 1
-            self._stats.time_to_first_token_total += metrics.first_token_time - metrics.arrival_time
-        logprobs = None
-        if params.logprobs is not None:
-            assert logits is not None, "or the device would not have chosen"
-            logprobs = token_logprobs(logits[row], token_id, params.logprobs, self._tokenizer)
-            sequence.logprobs.append(logprobs)
-            sequence.cumulative_logprob += logprobs[token_id].logprob
-        if len(request.sequences) > 1:
-            self._start_held(sequence)
-        text = self._end_if_due(sequence, token_id, is_complete)
-        return self._delta(sequence, text, (token_id,), None if logprobs is None else (logprobs,))
-
-    def _start_held(self, sequence: EngineSequence) -> None:
-        """Queue the continuations that waited for this one to compute the prompt."""
-        for other in sequence.request.sequences:
-            if other.status is Status.HELD and other is not sequence:
-                self.scheduler.add(other)
-
-    def _end_if_due(self, sequence: EngineSequence, token_id: int, is_complete: bool) -> str:
-        """End the sequence if its last token does, and return the text that this token releases.
-
-        `is_complete`: its constraint allows nothing more
-        """
-        request, params, stream = sequence.request, sequence.request.params, sequence.text_stream
-        if token_id in request.stop_token_ids:  # the sampler chooses none before `min_tokens`
-            sequence.stop_reason = token_id if token_id in params.stop_token_ids else None
-            text = ""
-            if stream is not None:
-                if params.include_stop_str_in_output:
-                    text = stream.push(token_id)
-                else:
-                    stream.skip()
-            return text + self._end(sequence, "stop")
-        text = "" if stream is None else stream.push(token_id)
-        if is_complete or (stream is not None and stream.matched is not None):
-            return text + self._end(sequence, "stop")
-        if sequence.num_output_tokens >= request.max_tokens:
-            return text + self._end(sequence, "length")
-        return text
-
-    def _end(self, sequence: EngineSequence, reason: FinishReason) -> str:
-        """Finish a sequence, release its blocks, and return the text that was held back."""
-        self.scheduler.finish(sequence)
-        sequence.finish_reason = reason
-        rest, stream = "", sequence.text_stream
-        if stream is not None:
-            if stream.matched is None:
-                rest = stream.finish()
-            if stream.matched is not None and reason in ("stop", "length"):
-                sequence.finish_reason = "stop"
-                sequence.stop_reason = stream.matched
-        return rest
-
-    def _delta(
-        self,
-        sequence: EngineSequence,
-        text: str,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs, ...] | None,
-        error: InferenceXError | None = None,
-    ) -> CompletionDelta:
-        request = sequence.request
-        output = self._close(request, error) if sequence.finish_reason is not None and request.finished else None
-        return CompletionDelta(
-            request_id=request.id,
-            index=sequence.index,
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
-            output=output,
-        )
-
-    def _fail(self, request: Request, error: InferenceXError) -> list[CompletionDelta]:
-        """End what is left of a request with an error; each continuation's last delta carries the reason."""
-        deltas = []
-        for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED:
-                text = self._end(sequence, "error")
-                deltas.append(self._delta(sequence, text, (), None, error))
-        return deltas
-
-    def _fail_all(self, chunks: Sequence[ScheduledChunk], cause: BaseException) -> list[CompletionDelta]:
-        deltas = []
-        for request in dict.fromkeys(chunk.sequence.request for chunk in chunks):
-            if isinstance(cause, InferenceXError):
-                error: InferenceXError = cause
-            else:
-                error = BackendError(f"request {request.id}: its step failed: {type(cause).__name__}: {cause}")
-            deltas += self._fail(request, error)
-        return deltas
-
-    def _close(self, request: Request, error: InferenceXError | None) -> RequestOutput:
-        """Forget a request whose sequences are all finished, and return its output."""
-        del self._requests[request.id]
-        self._num_constrained -= request.is_constrained
-        self._num_embedded -= request.pool is not None
-        metrics, stats = request.metrics, self._stats
-        metrics.finished_time = self._clock()
-        reasons = {sequence.finish_reason for sequence in request.sequences}
-        stats.num_failed_requests += "error" in reasons
-        stats.num_aborted_requests += "abort" in reasons
-        stats.num_finished_requests += not reasons & {"error", "abort"}
-        stats.num_preemptions += metrics.num_preemptions
-        stats.num_prompt_tokens += len(request.prompt_token_ids)
-        stats.num_cached_tokens += request.num_cached_tokens
-        return finished_request(request, error)
 
 
 def _check_tokens(tokens: Int32Array, count: int) -> None:
