@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -29,6 +29,9 @@ from inferencex.runtime.backends.divergence import (
     whole_sequence_options,
 )
 from inferencex.runtime.text import Tokenizer
+
+if TYPE_CHECKING:
+    from inferencex.recipes.evaluation.recipe import EvaluationRecipe
 
 app = typer.Typer(add_completion=False)
 
@@ -96,6 +99,7 @@ def _summary(path: Path, divergence: Divergence) -> Summary:
 
 @app.command()
 def run(
+    context: typer.Context,
     reference: Annotated[Path, typer.Argument(help="The bundle to compare with.")],
     bundles: Annotated[list[Path], typer.Argument(help="The bundles to compare.")],
     recipe: Annotated[
@@ -128,8 +132,13 @@ def run(
     """
     if output is not None and output.exists() and not output.is_dir():
         raise OptionError(f"--output {output}: is a file; give a folder")
+    run_as: tuple[str, str, str, int | None] = (backend, activation_dtype, kv_cache_dtype, None)
     if recipe is not None:
-        rows = _by_recipe(recipe, reference, bundles, limit)
+        _refuse_beside_a_recipe(context)
+        asked = _recipe(recipe)
+        rows = _by_recipe(asked, reference, bundles, limit)
+        engine = asked.engine
+        run_as = (engine.backend, engine.activation_dtype, engine.kv_cache_dtype, engine.threads)
     else:
         if limit is not None:
             raise OptionError("--limit is about a recipe's questions; give --recipe, or --windows for the text")
@@ -146,7 +155,7 @@ def run(
         )
         rows = [Row(size_bytes=size_of(Path(summary.bundle)), **asdict(summary)) for summary in summaries]
     if speed:
-        rows = _with_speed(rows, backend, activation_dtype, kv_cache_dtype)
+        rows = _with_speed(rows, *run_as)
     if output is not None:
         write_comparison(rows, output)
     if as_json:
@@ -166,22 +175,44 @@ def _text(path: Path | None) -> str:
         raise OptionError(f"--text {path}: cannot be read as UTF-8 text: {error}") from error
 
 
-def _by_recipe(name: str, reference: Path, bundles: Sequence[Path], limit: int | None) -> list[Row]:
-    from inferencex.recipes.comparison.by_recipe import compare_by_recipe
-    from inferencex.recipes.evaluation.progress import watcher
+def _refuse_beside_a_recipe(context: typer.Context) -> None:
+    """Raise OptionError for an option that says what a recipe says itself."""
+    for name in ("text", "windows", "length", "backend", "activation_dtype", "kv_cache_dtype"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise OptionError(
+                f"{option} is not for comparing with --recipe, which says that itself; leave one of them out"
+            )
+
+
+def _recipe(name: str) -> EvaluationRecipe:
     from inferencex.recipes.evaluation.recipe import load_recipe
     from inferencex.recipes.shipped import recipe_file
 
+    return load_recipe(recipe_file(name))
+
+
+def _by_recipe(recipe: EvaluationRecipe, reference: Path, bundles: Sequence[Path], limit: int | None) -> list[Row]:
+    from inferencex.recipes.comparison.by_recipe import compare_by_recipe
+    from inferencex.recipes.evaluation.progress import watcher
+
     with watcher(stderr_console()) as seen:
-        return compare_by_recipe(load_recipe(recipe_file(name)), reference, bundles, limit, seen)
+        return compare_by_recipe(recipe, reference, bundles, limit, seen)
 
 
-def _with_speed(rows: Sequence[Row], backend: str, activation_dtype: str, kv_cache_dtype: str) -> list[Row]:
+def _with_speed(
+    rows: Sequence[Row], backend: str, activation_dtype: str, kv_cache_dtype: str, threads: int | None
+) -> list[Row]:
     measured = []
     for row in rows:
         stderr_console().print(f"speed of {row.bundle} ...", markup=False)
         speed = measure_speed(
-            Path(row.bundle), backend=backend, activation_dtype=activation_dtype, kv_cache_dtype=kv_cache_dtype
+            Path(row.bundle),
+            backend=backend,
+            activation_dtype=activation_dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            threads=threads,
         )
         measured.append(replace(row, speed=speed))
     return measured

@@ -240,7 +240,9 @@ def _put(document: Any, keys: Sequence[str], value: Any, what: str) -> Place:
             if last:
                 document[key] = value
             else:
-                document = document.setdefault(key, {})
+                if document.get(key) is None:  # `name:` with nothing after it stands for all defaults
+                    document[key] = {}
+                document = document[key]
         elif isinstance(document, list):
             part = _index(document, key, what)
             if last:

@@ -8,7 +8,7 @@ from typing import Any
 from inferencex.formats.errors import OptionError
 from inferencex.runtime import SamplingParams
 
-_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given counts
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given counts
 _SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 _IGNORED = ("num_beams", "use_cache", "pad_token_id")  # as long as they say what the engine does anyway
 
@@ -21,14 +21,14 @@ def sampling_params(wanted: Mapping[str, Any], max_gen_toks: int, seed: int) -> 
     """
     until = wanted.get("until") or []
     stops = [until] if isinstance(until, str) else [str(text) for text in until]
-    lengths = [wanted[name] for name in _LENGTHS if wanted.get(name) is not None]
+    lengths = [wanted[name] for name in LENGTHS if wanted.get(name) is not None]
     unknown = [
-        name for name in wanted if name not in ("until", "do_sample", "temperature", *_LENGTHS, *_SAMPLING, *_IGNORED)
+        name for name in wanted if name not in ("until", "do_sample", "temperature", *LENGTHS, *_SAMPLING, *_IGNORED)
     ]
     if unknown or wanted.get("num_beams", 1) != 1:
         raise OptionError(
             f"a task generates with {', '.join(unknown) or 'num_beams'}, which the engine does not know; it knows "
-            f"until, do_sample, temperature, {', '.join((*_LENGTHS, *_SAMPLING))}"
+            f"until, do_sample, temperature, {', '.join((*LENGTHS, *_SAMPLING))}"
         )
     temperature = float(wanted.get("temperature") or 0.0)
     do_sample = wanted.get("do_sample")

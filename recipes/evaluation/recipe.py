@@ -94,7 +94,9 @@ class Thresholds(Model):
     max_perplexity: Annotated[float, Field(ge=1.0)] | None = Field(default=None, description="Perplexity of the text.")
     max_relative_perplexity: NotNegative | None = Field(default=None, description="Perplexity by that of the baseline.")
     min_relative_accuracy: NotNegative | None = Field(
-        default=None, description="Score of every task by that of the baseline, such as 0.99."
+        default=None,
+        description="Score of every task by that of the baseline, such as 0.99; where less is better, the other way "
+        "round.",
     )
     min_score: dict[str, float] = Field(default_factory=dict, description="Lowest score by name of the task.")
 

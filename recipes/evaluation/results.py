@@ -101,8 +101,8 @@ def read_evaluation(path: Path) -> Evaluation:
         fields = {name: document[name] for name in Evaluation.__dataclass_fields__}
         for section in ("perplexity", "fidelity"):
             fields[section] = _predictions(fields[section])
-        fields["tasks"] = tuple(TaskScore(**task) for task in fields["tasks"])
-        fields["checks"] = tuple(Check(**check) for check in fields["checks"])
+        fields["tasks"] = tuple(TaskScore(**_numbers(task, "score")) for task in fields["tasks"])
+        fields["checks"] = tuple(Check(**_numbers(check, "found")) for check in fields["checks"])
         if fields["baseline"] is not None:
             fields["baseline"] = BaselineScores(**fields["baseline"])
         return Evaluation(**fields)
@@ -117,9 +117,15 @@ def _predictions(document: Mapping[str, Any] | None) -> Predictions | None:
         return None
     figures = ("perplexity", "mean_kl", "p99_kl", "same_top1")
     values: dict[str, Any] = {
-        name: Figure(**value) if name in figures and value else value for name, value in document.items()
+        name: Figure(**_numbers(value, "value")) if name in figures and value else value
+        for name, value in document.items()
     }
     return Predictions(**values)
+
+
+def _numbers(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a document whose `name` is a number: null stands for what was not finite."""
+    return {**document, name: math.nan if document[name] is None else document[name]}
 
 
 def _finite(value: Any) -> Any:

@@ -38,6 +38,8 @@ def evaluate(
     if not (bundle / MANIFEST).is_file():
         raise BundleError(f"{bundle}: is no bundle: it has no {MANIFEST}; inferencex-convert makes one of a checkpoint")
     _check_baseline(recipe, baseline)
+    if baseline is not None and baseline.stored is not None:
+        _check_same_questions(recipe, baseline.name, baseline.stored, limit, watcher)
     model = None if baseline is None else baseline.bundle
 
     def predictions(measure: TextMeasure | None, section: str, beside: Path | None) -> Predictions | None:
@@ -62,7 +64,7 @@ def evaluate(
         run = _tasks(bundle, recipe, limit, watcher)
         found = replace(found, tasks=run.scores, seconds=run.seconds)
     if baseline is not None:
-        found = replace(found, baseline=_baseline_scores(recipe, baseline, limit, watcher))
+        found = replace(found, baseline=_baseline_scores(recipe, baseline, limit, watcher, found))
     return replace(found, checks=check(found, recipe.thresholds))
 
 
@@ -100,22 +102,40 @@ def _check_baseline(recipe: EvaluationRecipe, baseline: Baseline | None) -> None
     ]
     if compared and baseline is None:
         raise OptionError(f"thresholds.{compared[0]} compares with a baseline; give --baseline a model or results.json")
+    if baseline is None or baseline.bundle is not None or baseline.stored is None:
+        return
+    stored = {task.task for task in baseline.stored.tasks}
+    missing = [f"score of {name}" for name in recipe.tasks if name not in stored]
+    if limits.min_relative_accuracy is None:
+        missing = []
+    if limits.max_relative_perplexity is not None and baseline.stored.measured_perplexity is None:
+        missing.append("perplexity")
+    if missing:
+        raise OptionError(
+            f"--baseline {baseline.name}: has no {', no '.join(missing)} to compare with; give a model, or results of "
+            "the same recipe"
+        )
 
 
 def _baseline_scores(
-    recipe: EvaluationRecipe, baseline: Baseline, limit: int | None, watcher: Watcher
+    recipe: EvaluationRecipe, baseline: Baseline, limit: int | None, watcher: Watcher, found: Evaluation
 ) -> BaselineScores:
+    """Return what the baseline has of what was found: stored scores of the same metric and questions, or a run's."""
     scores: dict[str, float] = {}
     perplexity = None
     if baseline.stored is not None:
-        _check_same_questions(recipe, baseline, limit, watcher)
         stored = {task.task: task for task in baseline.stored.tasks}
-        for name in recipe.tasks:
-            if name in stored:
-                metric = recipe.task(name).metric or stored[name].metric
-                scores[name] = stored[name].metrics.get(metric, stored[name].score)
-        measured = baseline.stored.measured_perplexity
-        perplexity = None if measured is None else measured.perplexity.value
+        for task in found.tasks:
+            other = stored.get(task.task)
+            if other is None or (other.samples, other.num_fewshot) != (task.samples, task.num_fewshot):
+                continue
+            if other.metric == task.metric:
+                scores[task.task] = other.score
+            elif task.metric in other.metrics:
+                scores[task.task] = other.metrics[task.metric]
+        measured, ours = baseline.stored.measured_perplexity, found.measured_perplexity
+        if measured is not None and ours is not None and _same_text(measured, ours):
+            perplexity = measured.perplexity.value
     missing = [name for name in recipe.tasks if name not in scores]
     if missing and baseline.bundle is not None and recipe.thresholds.min_relative_accuracy is not None:
         watcher.note(f"tasks of the baseline {baseline.name}")
@@ -126,15 +146,19 @@ def _baseline_scores(
     return BaselineScores(baseline.name, scores, perplexity)
 
 
-def _check_same_questions(recipe: EvaluationRecipe, baseline: Baseline, limit: int | None, watcher: Watcher) -> None:
-    stored = baseline.stored
-    assert stored is not None
+def _same_text(one: Predictions, other: Predictions) -> bool:
+    return (one.text, one.windows, one.length) == (other.text, other.windows, other.length)
+
+
+def _check_same_questions(
+    recipe: EvaluationRecipe, name: str, stored: Evaluation, limit: int | None, watcher: Watcher
+) -> None:
     if stored.limit != limit:
         raise OptionError(
-            f"--baseline {baseline.name}: was measured with --limit {stored.limit}, this evaluation has {limit}; the "
+            f"--baseline {name}: was measured with --limit {stored.limit}, this evaluation has {limit}; the "
             "questions must be the same"
         )
     if stored.recipe_sha256 != digest(recipe):
         watcher.note(
-            f"note: {baseline.name} was measured with another form of the recipe; its scores are taken as they are"
+            f"note: {name} was measured with another form of the recipe; what it has of the same questions is taken"
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inferencex.formats.errors import InferenceXError, RecipeError
+from inferencex.recipes.evaluation.generation import LENGTHS
 from inferencex.recipes.evaluation.progress import Watcher
 from inferencex.recipes.evaluation.recipe import EvaluationRecipe, TaskOptions
 from inferencex.recipes.evaluation.task_files import definitions, find_definition, local_definition
@@ -33,6 +34,7 @@ class TaskScore:
     stderr:  its standard error; None where lm-eval gives none
     samples: questions
     metrics: all scores by name, and their standard errors
+    higher_is_better: of `score`; False for perplexities
     """
 
     task: str
@@ -43,6 +45,7 @@ class TaskScore:
     num_fewshot: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     stderrs: Mapping[str, float] = field(default_factory=dict)
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,9 @@ def _load(recipe: EvaluationRecipe, folder: Path) -> _Loaded:
         if name not in found["tasks"] and name not in (found.get("groups") or {}):
             members = ", ".join(found["tasks"])
             raise RecipeError(f"tasks.{name}: is a tag, which has no score of its own; name its tasks: {members}")
+        kinds = {task.get_config("output_type") for task in found["tasks"].values()}
+        if options.generation and "generate_until" not in kinds:
+            raise RecipeError(f"tasks.{name}.generation: the task generates nothing; leave generation out")
         shots = []
         for member, task in found["tasks"].items():
             shots.append(_set_up(task, options, recipe.seed))
@@ -143,7 +149,11 @@ def _load(recipe: EvaluationRecipe, folder: Path) -> _Loaded:
 def _set_up(task: Any, options: TaskOptions, seed: int) -> int:
     """Give a task its number of examples and its overrides, and return the number."""
     if options.generation and task.get_config("output_type") == "generate_until":
-        task.set_config(key="generation_kwargs", value=dict(options.generation), update=True)
+        given = dict(options.generation)
+        if any(name in given for name in LENGTHS):  # the task may have said it by another name, which must not win
+            known = task.get_config("generation_kwargs") or {}
+            given = {**{name: None for name in LENGTHS if name in known}, **given}
+        task.set_config(key="generation_kwargs", value=given, update=True)
     shots = options.num_fewshot
     if shots is None:
         shots = task.get_config("num_fewshot") or 0
@@ -167,7 +177,8 @@ def _score(
     chosen = options.metric or next((each for each in metrics if higher.get(each.partition(",")[0], True)), None)
     if chosen not in metrics:
         raise RecipeError(f"tasks.{name}.metric: lm-eval gives {', '.join(metrics) or 'no scores'}, not {chosen}")
-    return TaskScore(name, chosen, metrics[chosen], stderrs.get(chosen), samples, shots, metrics, stderrs)
+    better = higher.get(chosen.partition(",")[0], True)
+    return TaskScore(name, chosen, metrics[chosen], stderrs.get(chosen), samples, shots, metrics, stderrs, better)
 
 
 @contextmanager

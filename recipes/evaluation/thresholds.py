@@ -38,11 +38,17 @@ def _checks(evaluation: Evaluation, limits: Thresholds) -> Iterator[Check]:
             yield _at_most("max_relative_perplexity", relative, limits.max_relative_perplexity)
     if limits.min_relative_accuracy is not None:
         for task in evaluation.tasks:
-            relative = _relative(task.score, _baseline_score(evaluation, task.task))
+            score, baseline = task.score, _baseline_score(evaluation, task.task)
+            relative = _relative(score, baseline) if task.higher_is_better else _relative(baseline, score)
             yield _at_least(f"min_relative_accuracy.{task.task}", relative, limits.min_relative_accuracy)
-    scores = {task.task: task.score for task in evaluation.tasks}
+    tasks = {task.task: task for task in evaluation.tasks}
     for name, limit in limits.min_score.items():
-        yield _at_least(f"min_score.{name}", scores[name], limit)
+        if not tasks[name].higher_is_better:
+            raise RecipeError(
+                f"thresholds.min_score.{name}: of {tasks[name].metric} less is better; name another metric, or demand "
+                "min_relative_accuracy"
+            )
+        yield _at_least(f"min_score.{name}", tasks[name].score, limit)
 
 
 def _at_most(name: str, found: float, limit: float) -> Check:
@@ -54,9 +60,9 @@ def _at_least(name: str, found: float, limit: float) -> Check:
 
 
 def _relative(score: float, baseline: float) -> float:
-    """Return a score by the baseline's; nothing can be worse than a baseline of 0."""
-    if baseline == 0.0:
-        return 1.0 if score == 0.0 else math.inf
+    """Return a score by the baseline's; by one that is not positive, whether it is better (inf), equal (1) or worse."""
+    if baseline <= 0.0:
+        return 1.0 if score == baseline else math.inf if score > baseline else 0.0
     return score / baseline
 
 

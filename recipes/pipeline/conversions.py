@@ -67,11 +67,7 @@ class ConvertStep(Step):
         if self.resolved is None:
             raise RecipeError(f"{self.id}: the source is not known yet")
         options = {key: value for key, value in self.options.items() if key not in ("threads", "verify")}
-        text = options.get("calibration")
-        files = {}
-        for part in str(text).split(",") if text else ():
-            if Path(part).is_file():
-                files[part] = file_digest(Path(part))
+        files = [[path.name, file_digest(path)] for path in _calibration_files(options.get("calibration"))]
         source = self.source.model_dump(exclude={"model", "revision"})
         return {
             "source": self.resolved.digest,
@@ -133,6 +129,16 @@ def _calibrates(options: Mapping[str, Any]) -> bool:
     scheme = parse_mixed_scheme(quantization) if budget else parse_scheme(quantization)
     calibrates = scheme.needs_calibration or options.get("kv-cache", "none") != "none"
     return calibrates or (options.get("calibration") is not None and scheme.linear is not None)
+
+
+def _calibration_files(text: object) -> list[Path]:
+    """Return the files that `--calibration` names, as the converter finds them; raises OptionError as it does."""
+    from inferencex.convert.calibrate.local_text import LocalText, is_local
+
+    name = "" if text is None else str(text)
+    if "#" in name and not Path(name).exists():
+        name = name.rpartition("#")[0]
+    return LocalText(name).paths if name and is_local(name) else []
 
 
 def _rounded(value: float) -> float | str:

@@ -5,18 +5,29 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from inferencex.formats.bundle.staging import Staging
-from inferencex.formats.errors import RecipeError
+from inferencex.formats.errors import BundleError, RecipeError
 from inferencex.recipes.pipeline.hashing import visible_files
 from inferencex.recipes.pipeline.hub import transport_error
-from inferencex.recipes.provenance.checksums import SUMS_FILE, parse_checksums
+from inferencex.recipes.provenance.checksums import SIGNATURE_FILE, SUMS_FILE, checksums_text, parse_checksums
+from inferencex.recipes.provenance.statement import STATEMENT_FILE
 
 _HUB = "hf://"
+_REPLACING_FILE = f"{SUMS_FILE}.replacing"
+_CLIENT_ERRORS = (
+    ("botocore.exceptions", "BotoCoreError"),
+    ("gcsfs.retry", "HttpError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+    ("aiohttp", "ClientError"),
+)
 
 
 class Destination(Protocol):
@@ -38,10 +49,21 @@ def destination(url: str) -> Destination:
     if url.startswith(_HUB):
         return HubDestination(url)
     if url.startswith("file://"):
-        return LocalDestination(Path(unquote(urlsplit(url).path)))
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise RecipeError(
+                f"{url}: names the machine {parts.netloc}; a path on this one is file:///{parts.netloc}/..."
+            )
+        return LocalDestination(Path(unquote(parts.path)))
     if "://" in url:
         return FsspecDestination(url)
     return LocalDestination(Path(url).expanduser())
+
+
+def shown(url: str) -> str:
+    """Return a destination for logs and reports: without the user and password that a URL may hold."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@") if "://" in url else ("", "", "")
+    return url.replace(f"{user}{at}", "...@", 1) if at else url
 
 
 class LocalDestination:
@@ -76,8 +98,10 @@ class LocalDestination:
             raise RecipeError(f"{self.path}: exists and is not a folder; publish to another one")
         present = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if not path.is_dir()}
         sums = self.checksums()
-        known = set() if sums is None else {*parse_checksums(sums, str(self.path / SUMS_FILE)), SUMS_FILE}
-        foreign = sorted(name for name in present - known if not name.startswith(SUMS_FILE + "."))
+        listed = {} if sums is None else parse_checksums(sums, str(self.path / SUMS_FILE))
+        # Others write checksums too: what was published has a statement among them.
+        known = {*listed, SUMS_FILE, SIGNATURE_FILE} if STATEMENT_FILE in listed else set()
+        foreign = sorted(present - known)
         if foreign:
             raise RecipeError(
                 f"{self.path}: holds files that were not published there: {', '.join(foreign[:5])}; move them, or "
@@ -93,20 +117,23 @@ class FsspecDestination:
             import fsspec
         except ModuleNotFoundError as error:
             raise RecipeError(f"{url}: needs the package fsspec; run: pip install 'inferencex[pipeline]'") from error
-        self.url = url
+        self.url = shown(url)
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise RecipeError(f"{url}: {error}") from error
+            raise RecipeError(f"{self.url}: {error}") from error
         self._root = root.rstrip("/")
 
     def checksums(self) -> bytes | None:
         """See `Destination`."""
+        return self._read(SUMS_FILE)
+
+    def _read(self, name: str) -> bytes | None:
         try:
-            data = self._system.cat_file(f"{self._root}/{SUMS_FILE}")
+            data = self._system.cat_file(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except _client_errors() as error:
             raise RecipeError(f"{self.url}: cannot be read: {error}") from error
         return bytes(data)
 
@@ -114,19 +141,42 @@ class FsspecDestination:
         """See `Destination`; until it is done there are no checksums, so that nobody takes it for complete."""
         names = [file.relative_to(folder).as_posix() for file in visible_files(folder)]
         old = self.checksums()
-        stale = set() if old is None else set(parse_checksums(old, f"{self.url}/{SUMS_FILE}")) - set(names)
+        ours = {} if old is None else parse_checksums(old, f"{self.url}/{SUMS_FILE}")
+        interrupted = self._read(_REPLACING_FILE)
+        if interrupted is not None:
+            with suppress(BundleError):  # cut off while it was written, which is before anything was changed
+                ours |= parse_checksums(interrupted, f"{self.url}/{_REPLACING_FILE}")
+        stale = set(ours) - set(names)
+        ours |= parse_checksums((folder / SUMS_FILE).read_bytes(), str(folder / SUMS_FILE))
+        if SIGNATURE_FILE not in names:
+            stale.add(SIGNATURE_FILE)
         try:
+            # What was there and what will be: the run after an interrupted one knows what to remove.
+            self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(f"{self._root}/{_REPLACING_FILE}", checksums_text(ours).encode())
             if old is not None:
                 self._system.rm_file(f"{self._root}/{SUMS_FILE}")
-            for name in sorted(names, key=lambda name: name == SUMS_FILE):
-                target = f"{self._root}/{name}"
-                self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
-                self._system.put_file(str(folder / name), target)
+            for name in names:
+                if name != SUMS_FILE:
+                    self._put_file(folder, name)
             for name in sorted(stale):
                 if self._system.exists(f"{self._root}/{name}"):
                     self._system.rm_file(f"{self._root}/{name}")
-        except OSError as error:
+            self._system.rm_file(f"{self._root}/{_REPLACING_FILE}")
+            self._put_file(folder, SUMS_FILE)
+        except _client_errors() as error:
             raise RecipeError(f"{self.url}: cannot be written: {error}") from error
+
+    def _put_file(self, folder: Path, name: str) -> None:
+        target = f"{self._root}/{name}"
+        self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._system.put_file(str(folder / name), target)
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return what file systems of fsspec raise for a place that cannot be reached, or no credentials for it."""
+    loaded = [(sys.modules.get(module), name) for module, name in _CLIENT_ERRORS]
+    return (OSError, *(getattr(module, name) for module, name in loaded if module is not None))
 
 
 class HubDestination:
@@ -142,17 +192,17 @@ class HubDestination:
     def checksums(self) -> bytes | None:
         """See `Destination`."""
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
         try:
             return Path(hf_hub_download(self._id, SUMS_FILE, revision=self._branch)).read_bytes()
-        except (EntryNotFoundError, RepositoryNotFoundError):
+        except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
             return None
         except (transport_error(), OSError) as error:
             raise RecipeError(f"{self.url}: the hub does not answer: {error}") from error
 
     def put(self, folder: Path) -> None:
-        """See `Destination`."""
+        """See `Destination`; what is there and was not published there stays."""
         from huggingface_hub import HfApi
 
         api = HfApi()
@@ -160,15 +210,23 @@ class HubDestination:
             api.create_repo(self._id, exist_ok=True)
             if self._branch is not None:
                 api.create_branch(self._id, branch=self._branch, exist_ok=True)
+            old = self.checksums()
+            before = {} if old is None else parse_checksums(old, f"{self.url}/{SUMS_FILE}")
+            stale = {*before, SIGNATURE_FILE} - {path.relative_to(folder).as_posix() for path in visible_files(folder)}
             api.upload_folder(
                 repo_id=self._id,
                 folder_path=folder,
                 revision=self._branch,
                 commit_message="Publish with inferencex pipeline",
-                delete_patterns="*",
+                delete_patterns=[_pattern(name) for name in sorted(stale)],
             )
         except (transport_error(), OSError) as error:
             raise RecipeError(
                 f"{self.url}: the hub did not take the upload ({error}); check the connection, HF_TOKEN and that it "
                 "may write there"
             ) from error
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern that matches `name` and nothing else."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferencex.formats.bundle.layout import MANIFEST_FILE
 from inferencex.formats.errors import RecipeError
 from inferencex.recipes.evaluation.recipe import EvaluationRecipe, load_recipe
 from inferencex.recipes.pipeline.base import Estimate, Inputs, JsonObject, Outcome, Step
 from inferencex.recipes.pipeline.conversions import BUNDLE, ConvertStep
 from inferencex.recipes.pipeline.estimates import evaluation_estimate
-from inferencex.recipes.pipeline.hashing import file_digest, json_digest
+from inferencex.recipes.pipeline.hashing import file_digest, json_digest, visible_files
 from inferencex.recipes.pipeline.options import arguments
 from inferencex.recipes.pipeline.recipe import Gate
 from inferencex.recipes.pipeline.tools import EVALUATING, versions
@@ -49,19 +50,28 @@ class EvaluateStep(Step):
     def ingredients(self) -> JsonObject:
         """See `Step`; the recipe counts by what it says, and the files it names by their hashes."""
         recipe = load_recipe(self.recipe, self.settings)
-        baseline = self.baseline
-        if isinstance(baseline, ConvertStep):
-            baseline = "a step's bundle"
-        elif baseline is not None and Path(baseline).is_file():
-            baseline = file_digest(Path(baseline))
         return {
             "recipe": json_digest(read_yaml(self.recipe).document),
-            "files": {path.name: file_digest(path) for path in _files(recipe)},
-            "baseline": baseline,
+            "files": [[path.name, file_digest(path)] for path in _files(recipe)],
+            "baseline": self._baseline_ingredient(recipe),
             "limit": self.gate.limit,
             "options": self.gate.options,
             "tools": versions(EVALUATING),
         }
+
+    def _baseline_ingredient(self, recipe: EvaluationRecipe) -> str | None:
+        """Return what the baseline counts by: the hashes of its files where it is on this machine, or its name."""
+        baseline = recipe.baseline if self.baseline is None else self.baseline
+        if isinstance(baseline, ConvertStep):
+            return "a step's bundle"  # whose digest the key has already
+        path = None if baseline is None else Path(baseline)
+        if path is None or not path.exists():
+            return baseline
+        if path.is_file():
+            return file_digest(path)
+        manifest = path / MANIFEST_FILE  # it has the hashes of a bundle's other files
+        files = [manifest] if manifest.is_file() else visible_files(path)
+        return json_digest({file.relative_to(path).as_posix(): file_digest(file) for file in files})
 
     def estimate(self) -> Estimate:
         """See `Step`."""

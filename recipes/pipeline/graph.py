@@ -13,7 +13,7 @@ from inferencex.formats.export.export import FORMATS
 from inferencex.recipes.evaluation.recipe import load_recipe
 from inferencex.recipes.pipeline.base import Step
 from inferencex.recipes.pipeline.conversions import ConvertStep, expand
-from inferencex.recipes.pipeline.destinations import destination
+from inferencex.recipes.pipeline.destinations import destination, shown
 from inferencex.recipes.pipeline.evaluations import EvaluateStep
 from inferencex.recipes.pipeline.exports import ExportStep
 from inferencex.recipes.pipeline.hashing import json_digest
@@ -157,7 +157,7 @@ class _Builder:
                 ) from error
             if to in self.published:
                 raise self.yaml.error(
-                    (*place, "to"), f"{to} is published to twice; put {{name}} into it, or choose with of"
+                    (*place, "to"), f"{shown(to)} is published to twice; put {{name}} into it, or choose with of"
                 )
             self.published[to] = place
             try:

@@ -12,7 +12,7 @@ from inferencex.formats.bundle.layout import MANIFEST_FILE
 from inferencex.formats.errors import RecipeError
 from inferencex.recipes.pipeline.base import Estimate, Finished, Inputs, JsonObject, Outcome, Step
 from inferencex.recipes.pipeline.conversions import BUNDLE, ConvertStep
-from inferencex.recipes.pipeline.destinations import destination
+from inferencex.recipes.pipeline.destinations import destination, shown
 from inferencex.recipes.pipeline.estimates import copy_estimate
 from inferencex.recipes.pipeline.exports import EXPORT, ExportStep
 from inferencex.recipes.pipeline.hashing import file_digest, json_digest, visible_files
@@ -82,7 +82,7 @@ class PublishStep(Step):
         nbytes = sum(path.stat().st_size for path in visible_files(work))
         destination(self.to).put(work)
         shutil.rmtree(work)
-        return Outcome(digest, {"to": self.to, "sums": digest, "bytes": nbytes})
+        return Outcome(digest, {"to": shown(self.to), "sums": digest, "bytes": nbytes})
 
     def _describe(self, work: Path, inputs: Inputs) -> None:
         """Write the model card, the provenance and the bill of materials beside what is published."""

@@ -66,6 +66,8 @@ def _check_statement(folder: Path) -> None:
         digests = {str(subject["name"]): str(subject["digest"]["sha256"]) for subject in subjects}
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path}: is not an in-toto statement: {error}") from error
+    if not digests or ((folder / MANIFEST_FILE).is_file() and MANIFEST_FILE not in digests):
+        raise BundleError(f"{path}: does not speak of {MANIFEST_FILE if digests else 'any file'} of this folder")
     for name, digest in digests.items():
         if ".." in Path(name).parts or not (folder / name).is_file() or file_digest(folder / name) != digest:
             raise BundleError(f"{path}: is about another {name[:80]} than the one in this folder")

@@ -108,6 +108,9 @@ def test_settings() -> None:
     assert changed.document == {"number": 4, "inner": [{"name": "y", "more": [1]}]}
     assert source.document["number"] == 3, "the source stays as it is"
     assert changed.where(("number",)) == "--set number=4"
+    assert parse_yaml("tasks:\n  piqa:\n", "f").with_values(["tasks.piqa.limit=5"]).document["tasks"]["piqa"] == {
+        "limit": 5
+    }
     for wrong, words in (
         ("number", "key=value"),
         ("=3", "key=value"),

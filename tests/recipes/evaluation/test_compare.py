@@ -52,6 +52,16 @@ def test_bundles_by_a_recipe(
     assert "missed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["--text", "--windows", "--length", "--backend", "--activation-dtype"])
+def test_what_a_recipe_says_is_not_said_twice(
+    tmp_path: Path, none_bundle: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "4").touch()
+    arguments = [str(none_bundle), str(none_bundle), "--recipe", "smoke", option, str(tmp_path / "4")[-1:]]
+    assert exit_status(app, "compare", arguments) == 1
+    assert f"{option} is not for comparing with --recipe" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_a_limit_needs_a_recipe(none_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(app, "compare", [str(none_bundle), str(none_bundle), "--limit", "2"]) == 1
     assert "--limit is about a recipe's questions" in capsys.readouterr().err

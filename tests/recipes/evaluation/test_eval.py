@@ -137,6 +137,11 @@ def test_tasks_are_compared_with_a_model(
         (FIDELITY, [], "measures fidelity to a model, and there is none; give --baseline"),
         (FIDELITY, ["--baseline", "{stored}"], "holds figures only"),
         ("tasks: {piqa: }\nthresholds: {min_relative_accuracy: 1}\n", [], "compares with a baseline"),
+        (
+            "tasks: {winogrande: }\nthresholds: {min_relative_accuracy: 1}\n",
+            ["--baseline", "{stored}"],
+            "has no score of winogrande to compare with",
+        ),
         (FIDELITY, ["--baseline", "{none}", "--baseline", "{none}"], "give one model, one results.json"),
         ("fidelity: {text: absent.txt}\n", ["--baseline", "{none}"], "there is no file absent.txt, and as a dataset"),
         ("perplexity: {length: 999999}\n", [], "less than one window of 999999"),

@@ -12,9 +12,10 @@ pytest.importorskip("lm_eval", reason="needs the package lm-eval")
 
 from inferencex.formats.errors import RecipeError
 from inferencex.recipes.evaluation import tasks
+from inferencex.recipes.evaluation.generation import sampling_params
 from inferencex.recipes.evaluation.local_docs import read_docs
 from inferencex.recipes.evaluation.progress import Unwatched
-from inferencex.recipes.evaluation.recipe import EvaluationRecipe, load_recipe
+from inferencex.recipes.evaluation.recipe import EvaluationRecipe, TaskOptions, load_recipe
 from inferencex.recipes.evaluation.run import load
 from inferencex.recipes.evaluation.task_files import definitions, find_definition
 from tests.recipes.evaluation import questions
@@ -142,6 +143,32 @@ def test_a_task_without_its_data_says_what_to_do(none_bundle: Path, recipe: Eval
         pytest.raises(RecipeError, match=r"tasks\.piqa: cannot be loaded: .*give path for questions from a file"),
     ):
         tasks.run_tasks(llm, recipe.model_copy(update={"tasks": {"piqa": None}}), None, Unwatched())
+
+
+def test_generation_is_for_tasks_that_generate(recipe: EvaluationRecipe, tmp_path: Path) -> None:
+    options = recipe.task("piqa").model_copy(update={"generation": {"max_gen_toks": 8}})
+    with pytest.raises(RecipeError, match=r"tasks\.piqa\.generation: the task generates nothing"):
+        tasks._load(recipe.model_copy(update={"tasks": {"piqa": options}}), tmp_path)
+
+
+def test_the_recipe_s_length_goes_before_the_task_s_by_whatever_name() -> None:
+    class Task:
+        def __init__(self) -> None:
+            self.kwargs: dict[str, Any] = {"max_gen_toks": 1280, "until": ["x"]}
+
+        def get_config(self, key: str) -> Any:
+            return {"output_type": "generate_until", "generation_kwargs": self.kwargs}.get(key)
+
+        def set_config(self, key: str, value: Any, update: bool = False) -> None:
+            if key == "generation_kwargs":
+                self.kwargs = {**self.kwargs, **value}
+
+        def set_fewshot_seed(self, seed: int) -> None:
+            pass
+
+    task = Task()
+    tasks._set_up(task, TaskOptions(generation={"max_new_tokens": 64}), 0)
+    assert sampling_params(task.kwargs, 256, 0)[0].max_tokens == 64
 
 
 def test_a_tag_has_no_score(none_bundle: Path, recipe: EvaluationRecipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,11 +63,14 @@ def test_github_keeps_the_report_of_a_failed_job() -> None:
     job = load("github-actions.yaml")["jobs"]["model"]
     steps = {step.get("name", step.get("uses")): step for step in job["steps"]}
     assert steps["Report"]["if"] == steps["Summary"]["if"] == "always()"
+    kept = steps["Keep finished steps and downloads"]
+    restored = steps["Finished steps and downloads"]["with"]
+    assert kept["if"] == "always()" and restored["path"] == kept["with"]["path"]
     assert all("continue-on-error" not in step for step in job["steps"])
     run = steps["Convert, check, publish"]["run"]
     assert "--report-dir report" in run and "||" not in run and "|" not in run
     assert "report/summary.md" in steps["Summary"]["run"] and "GITHUB_STEP_SUMMARY" in steps["Summary"]["run"]
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    assert all(re.fullmatch(r"[\w-]+(/[\w-]+)+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
 
 
 def test_gitlab_reads_the_junit_report() -> None:

@@ -66,6 +66,26 @@ def test_a_failed_gate_is_not_measured_again(run_recipe: Run, counts: Callable[[
     assert counts() == ["convert", "eval"]
 
 
+def test_a_gate_is_measured_again_when_what_it_reads_changes(
+    tmp_path: Path, run_recipe: Run, counts: Callable[[], list[str]]
+) -> None:
+    """Of two files of one name both count, and of a baseline that is a folder what is in it."""
+    for folder in ("arc", "piqa", "baseline"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.jsonl").write_text("{}", encoding="utf-8")
+    (tmp_path / "baseline" / "bundle.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "gate.yaml").write_text(
+        "tasks:\n  arc_easy: {path: arc/test.jsonl}\n  piqa: {path: piqa/test.jsonl}\n", encoding="utf-8"
+    )
+    settings = ("gates.quality.recipe=gate.yaml", f"gates.quality.baseline={tmp_path / 'baseline'}")
+    run_recipe(*settings)
+    for changed in ("arc/test.jsonl", "piqa/test.jsonl", "baseline/bundle.json"):
+        (tmp_path / changed).write_text('{"other": 1}', encoding="utf-8")
+        assert run_recipe(*settings)["evaluate:int4:quality"].state == "done", changed
+        assert run_recipe(*settings)["evaluate:int4:quality"].state == "cached", changed
+    assert counts().count("eval") == 4 and counts().count("convert") == 1
+
+
 def test_exit_status_and_summary(
     recipe: Path, tmp_path: Path, counts: object, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

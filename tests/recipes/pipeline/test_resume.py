@@ -88,6 +88,17 @@ def test_only_what_a_change_reaches_is_done_again(
     assert counts().count("convert") == 2
 
 
+def test_calibration_text_counts_by_what_it_says(
+    tmp_path: Path, run_recipe: Run, counts: Callable[[], list[str]]
+) -> None:
+    text = tmp_path / "text.jsonl"
+    settings = (f"conversions.int4.options.calibration='{text}#words'",)
+    for words in ("one", "two"):
+        text.write_text(f'{{"words": "{words}"}}\n', encoding="utf-8")
+        assert run_recipe(*settings)["convert:int4"].state == "done"
+    assert run_recipe(*settings)["convert:int4"].state == "cached"
+
+
 def test_damaged_and_removed_outputs_are_made_again(
     tmp_path: Path, run_recipe: Run, counts: Callable[[], list[str]]
 ) -> None:

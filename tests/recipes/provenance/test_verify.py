@@ -103,6 +103,15 @@ def test_keys(bundle: Path, key: Path, tmp_path: Path) -> None:
         check_signature(sums, bundle / SIGNATURE_FILE, public_key_of(key))
 
 
+@pytest.mark.parametrize("subjects", ["[]", '[{"name": "x", "digest": {"sha256": "DIGEST"}}]'])
+def test_a_statement_about_nothing(bundle: Path, subjects: str) -> None:
+    (bundle / "x").touch()
+    digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    (bundle / "provenance.json").write_text('{"subject": ' + subjects.replace("DIGEST", digest) + "}", encoding="utf-8")
+    with pytest.raises(BundleError, match=r"provenance.json: does not speak of"):
+        verify(bundle)
+
+
 @pytest.mark.parametrize("line", ["x", "0" * 64 + "  ../x", "0" * 64 + "  /x", "0" * 63 + "  x", "\xff"])
 def test_hostile_checksums(line: str) -> None:
     with pytest.raises(BundleError, match=r"^SUMS"):
