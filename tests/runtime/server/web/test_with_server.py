@@ -22,27 +22,39 @@ KEY = "ix-a-key-of-the-tests"
 ANSWER = '#messages [data-role="assistant"]'
 
 
+def arguments(bundle: Path) -> list[str | Path]:
+    return [
+        *("--model-path", bundle, "--served-model-name", "tiny", "--port", "0"),
+        *("--api-key", KEY, "--threads", "1"),
+    ]
+
+
 @pytest.fixture(scope="module")
 def server(browser: Browser, tiny_chat_bundle: Path) -> Iterator[RunningServer]:
     # The browser comes first: without one, no server is started for nothing.
-    with RunningServer(
-        "--model-path",
-        tiny_chat_bundle,
-        "--served-model-name",
-        "tiny",
-        "--port",
-        "0",
-        "--api-key",
-        KEY,
-        "--threads",
-        "1",
-    ) as running:
+    with RunningServer(*arguments(tiny_chat_bundle)) as running:
+        running.wait_until_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow_server(browser: Browser, tiny_chat_bundle: Path) -> Iterator[RunningServer]:
+    with RunningServer(*arguments(tiny_chat_bundle), "--filter", "tests.runtime.server.web.slow:Slow") as running:
         running.wait_until_ready()
         yield running
 
 
 @pytest.fixture
 def page(browser: Browser, server: RunningServer) -> Iterator[Page]:
+    yield from opened(browser, server)
+
+
+@pytest.fixture
+def slow_page(browser: Browser, slow_server: RunningServer) -> Iterator[Page]:
+    yield from opened(browser, slow_server)
+
+
+def opened(browser: Browser, server: RunningServer) -> Iterator[Page]:
     page = browser.new_page()
     page.set_default_timeout(30_000)
     complaints: list[str] = []
@@ -86,7 +98,8 @@ def test_the_servers_refusals_are_shown(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("Change the message or the settings")
 
 
-def test_a_stopped_answer_ends_in_the_server(page: Page) -> None:
+def test_a_stopped_answer_ends_in_the_server(slow_page: Page) -> None:
+    page = slow_page
     page.fill("#key", KEY)
     page.press("#key", "Tab")
     page.locator("#model:enabled").wait_for()
