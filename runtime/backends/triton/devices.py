@@ -67,7 +67,8 @@ def choose_device(asked: DeviceName) -> Device:
     if fitting:
         return fitting[0]
     there = ", ".join(map(str, found)) or "none"
-    raise BackendError(f"no device {asked} is usable here; found: {there}. {reason_for_none(asked)}")
+    what = "GPU" if asked.kind == "auto" else f"device {asked}"
+    raise BackendError(f"no {what} is usable here; found: {there}. {reason_for_none(asked)}")
 
 
 def devices_of_ranks(asked: DeviceName, size: int) -> list[Device]:
