@@ -23,6 +23,7 @@ from inferencex.convert.calibrate.self_text import Sampler
 from inferencex.convert.calibrate.work_dir import WorkDir
 from inferencex.convert.calibration_stage import CalibrationStage, conversion_fingerprint
 from inferencex.convert.capture import Captured
+from inferencex.convert.compact_tokenizer import compact_tokenizer
 from inferencex.convert.context import length_independent_up_to
 from inferencex.convert.held_out import held_out_fidelity, source_runner
 from inferencex.convert.keep_packed import Packing, say_dequantized
@@ -41,6 +42,7 @@ from inferencex.convert.stages import Observer, Stages
 from inferencex.convert.verification import Verification
 from inferencex.formats.bundle import BundleWriter, Manifest
 from inferencex.formats.kv_cache import KVFormat
+from inferencex.runtime.text.tokenizer import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TOOLS = ("inferencex", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -106,7 +108,7 @@ class BundleMaker:
                     store_scales(model.graph, self.kv_cache, calibrated.weights.kv_scales)
                 writer.write_graph(model)
                 for name, path in self.checkpoint.files.items():
-                    writer.add_side_file(name, path)
+                    writer.add_side_file(name, compact_tokenizer(path) if name == TOKENIZER_FILE else path)
                 staged = writer.seal(self._manifest(report))
             if self.check is not None:
                 with stages("verify"):

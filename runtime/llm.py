@@ -18,6 +18,7 @@ from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request
 from inferencex.runtime.engine.shared import SharedEngine
 from inferencex.runtime.engine.stats import EngineStats
+from inferencex.runtime.garbage import collection_paused
 from inferencex.runtime.outputs import CompletionDelta, EmbeddingOutput, Pooling, RequestOutput
 from inferencex.runtime.params import SamplingParams
 from inferencex.runtime.structured import Grammar, GrammarCompiler
@@ -67,6 +68,7 @@ class LLM:
     grammars: compiles what `grammar` says for this model, and remembers it
     """
 
+    @collection_paused()
     def __init__(
         self,
         bundle: str | Path,

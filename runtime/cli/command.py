@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from inferencex.cli.console import DebugOption, run_app, stderr_console
+from inferencex.cli.plain_values import PromptCommand
 from inferencex.formats.errors import BundleError, OptionError, RequestError
 from inferencex.runtime.cli import options
 from inferencex.runtime.cli.answer import answer_prompts
 from inferencex.runtime.cli.requests import RunRequest
+from inferencex.runtime.garbage import collection_paused
 from inferencex.runtime.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ FAILED_LINES = 1  # exit status of a batch in which some lines could not be answ
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-@app.command(epilog="Without --prompt and --input: a chat on a terminal, else standard input is the prompt.")
+@app.command(
+    cls=PromptCommand, epilog="Without --prompt and --input: a chat on a terminal, else standard input is the prompt."
+)
 def run(
     bundle: options.Bundle,
     prompt: options.Prompts = None,
@@ -142,17 +146,15 @@ def load(bundle: Path, engine: dict[str, Any]) -> LLM:
 
 def _load(bundle: Path, engine: dict[str, Any], profile: bool) -> LLM:
     """Load a bundle; what is wrong with an option is said of the flag that set it."""
-    gc.disable()  # nearly all that loading makes stays, and looking through it again and again delays the first token
     try:
-        llm = load(bundle, engine)
+        with collection_paused():  # also while modules are imported
+            llm = load(bundle, engine)
+        gc.freeze()
         if profile:
             llm.start_profile()
         return llm
     except OptionError as error:
         raise OptionError(options.with_flags(str(error))) from error
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def main() -> None:

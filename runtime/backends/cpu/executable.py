@@ -148,10 +148,12 @@ def _build(
         if meanwhile is None:
             prepare()
             return program
+        program.lend_processor()
         preparing = Aside(prepare)
     try:
         meanwhile()
     finally:
+        program.take_processor_back()
         preparing.wait()
     with _in_words(threads):
         preparing.result()

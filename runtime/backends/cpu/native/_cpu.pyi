@@ -80,6 +80,12 @@ class Program:
         The first `hidden_operations` operations compute `hidden`, rows that a step may return instead of the logits.
         """
 
+    def lend_processor(self) -> None:
+        """Let the thread that calls `prepare` wait, so that another one has a processor for its work beside it."""
+
+    def take_processor_back(self) -> None:
+        """Let it wait no longer. To be called whatever became of the work."""
+
     def step(
         self,
         token_ids: _Int32,

@@ -392,6 +392,8 @@ NB_MODULE(_cpu, m) {
             },
             "token_ids"_a, "positions"_a, "sequence_offsets"_a, "context_lengths"_a, "block_tables"_a, "logit_rows"_a,
             "prompt_lengths"_a, "hidden"_a = false)
+        .def("lend_processor", [](PyProgram &self) { self.program().lend_processor(); })
+        .def("take_processor_back", [](PyProgram &self) { self.program().take_processor_back(); })
         .def("run", &PyProgram::run, "tokens"_a = 1, "rows"_a = 1, "positions"_a = nb::none(),
              "sequence_offsets"_a = nb::none(), "context_lengths"_a = nb::none(), "block_tables"_a = nb::none())
         .def("set_profiling", [](PyProgram &self, bool on) { self.program().set_profiling(on); })

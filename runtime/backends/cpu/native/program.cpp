@@ -85,15 +85,18 @@ void Program::prepare(std::size_t arena_bytes, std::int64_t max_tokens, const St
         std::vector<Task> tasks;
         std::int64_t total = 0;
         std::atomic<std::int64_t> next{0};
+        const std::atomic<bool> *lent;
     } preparation;
+    preparation.lent = &lent_;
     for (Step &step : steps_) {
         const std::int64_t count = step.operation->prepare_tasks();
         if (count > 0) preparation.tasks.push_back({step.operation.get(), preparation.total});
         preparation.total += count;
     }
     pool_.run(
-        [](void *context, int) {
+        [](void *context, int thread) {
             auto &p = *static_cast<Preparation *>(context);
+            if (thread == 0) p.lent->wait(true);
             for (std::int64_t i; (i = p.next.fetch_add(1)) < p.total;) {
                 auto after = std::upper_bound(p.tasks.begin(), p.tasks.end(), i,
                                               [](std::int64_t value, const Task &task) { return value < task.first; });

@@ -1,6 +1,7 @@
 // A bundle's graph as the machine runs it: operations in order, their memory, and the threads that execute them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,6 +51,13 @@ class Program {
     void add(std::string kind, std::string name, std::unique_ptr<Operation> operation);
     // Everything was added: allocate the arena and scratch, and repack weights on all threads.
     void prepare(std::size_t arena_bytes, std::int64_t max_tokens, const StepInputs &inputs);
+    // While one other thread of the process works beside `prepare`, leave it a processor: the thread that called
+    // `prepare` waits until it is told that the processor is free.
+    void lend_processor() { lent_.store(true); }
+    void take_processor_back() {
+        lent_.store(false);
+        lent_.notify_all();
+    }
     // The limits of a step that `check` holds it to: pool and tables come from the engine, but are not believed.
     void set_pool(std::int64_t num_blocks, std::int64_t block_size) {
         num_blocks_ = num_blocks, block_size_ = block_size;
@@ -97,6 +105,7 @@ class Program {
     Batch batch_;
     std::size_t count_ = 0;  // operations that this run has
     bool profiling_ = false;
+    std::atomic<bool> lent_{false};
     double seconds_ = 0;
 };
 
