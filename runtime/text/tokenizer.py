@@ -20,7 +20,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
-    """The tokenizer of one bundle. Immutable after loading, and safe to share between threads."""
+    """The tokenizer of one bundle. Immutable after loading, and safe to share between threads.
+
+    derived: what others have worked out from it and want to keep as long as it lives, by its class. A dictionary with
+             weak keys would not do: what is derived from a tokenizer mostly refers to it, and would keep it alive
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.eos_token_ids = eos_token_ids
         self._entries: dict[int, str | None] = {}
+        self.derived: dict[type[Any], Any] = {}
 
     @classmethod
     def load(cls, bundle_dir: Path) -> Tokenizer:
@@ -58,6 +63,7 @@ class Tokenizer:
             config = {"pad_token": backend.padding["pad_token"], **config}
         backend.no_truncation()
         backend.no_padding()
+        _remember_no_words(backend)
 
         special = read_special_tokens(bundle_dir, config, backend.get_added_tokens_decoder())
         backend.add_tokens(special.to_add)
@@ -170,6 +176,17 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         """Text of the end-of-text token, None when the tokenizer names none."""
         return self.special_tokens.get("eos_token")
+
+
+def _remember_no_words(backend: tokenizers.Tokenizer) -> None:
+    """Have a BPE model find the tokens of every word anew, which takes hardly longer than to look them up.
+
+    The library (0.23) remembers words for each thread and model, and forgets them when the thread ends: after the
+    model is gone, and every other one that the thread has used, megabytes of them stay.
+    """
+    resize = getattr(backend.model, "_resize_cache", None)
+    if isinstance(backend.model, tokenizers.models.BPE) and resize is not None:
+        resize(0)
 
 
 def _cleans_up(config: dict[str, Any], backend: tokenizers.Tokenizer) -> bool:

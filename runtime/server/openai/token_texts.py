@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from inferencex.runtime.text.decoding import byte_alphabet
 from inferencex.runtime.text.detokenizer import IncrementalDetokenizer
@@ -57,14 +56,11 @@ class TokenTexts:
         return (alone.push(token_id) + alone.flush()).encode("utf-8")
 
 
-_KNOWN: WeakKeyDictionary[Tokenizer, TokenTexts] = WeakKeyDictionary()
-
-
 def token_texts(tokenizer: Tokenizer) -> TokenTexts:
     """Return the tokens of a tokenizer, which are remembered as long as it lives."""
-    found = _KNOWN.get(tokenizer)
+    found: TokenTexts | None = tokenizer.derived.get(TokenTexts)
     if found is None:
-        found = _KNOWN[tokenizer] = TokenTexts(tokenizer)
+        found = tokenizer.derived[TokenTexts] = TokenTexts(tokenizer)
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text import Tokenizer
@@ -144,3 +145,37 @@ def test_needs_neither_torch_nor_transformers() -> None:
         "import inferencex.runtime.text, inferencex.runtime.cli, inferencex.cli.main"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOADED_AGAIN = """
+import random, resource, sys
+from pathlib import Path
+from inferencex.runtime.text import Tokenizer
+
+chance = random.Random(5)
+text = " ".join("".join(chance.choices("etaoinshrdlu", k=12)) for _ in range(12_000))
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def use():
+    Tokenizer.load(Path(sys.argv[1])).encode(text)
+
+use(), use()
+before = resident()
+for _ in range(8):
+    use()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
+def test_a_tokenizer_that_is_gone_leaves_no_words_behind(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator(["the order in which the rain that was nearest fell upon the hillside"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", LOADED_AGAIN, tmp_path]
+    kept = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert kept < 4e6, f"{kept} bytes more after 8 tokenizers came and went"
