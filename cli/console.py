@@ -80,7 +80,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None,
 
 def _leave(status: int) -> NoReturn:
     """Exit with what must happen at exit, and without freeing memory object by object, which takes a second."""
-    if threading.active_count() > 1:
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         sys.exit(status)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -100,6 +100,8 @@ def exit_status(app: typer.Typer, name: str, arguments: Sequence[str], extra: st
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not end a run
     try:
+        if "--help" in arguments or "-h" in arguments:
+            _show_whole_names()
         command = typer.main.get_command(app)
         with command.make_context(name, list(arguments), help_option_names=["-h", "--help"]) as context:
             command.invoke(context)
@@ -131,6 +133,26 @@ def exit_status(app: typer.Typer, name: str, arguments: Sequence[str], extra: st
         return _report(f"{where}: {error.strerror or error}")
     except Exception as error:  # the last resort of the process: whatever was not foreseen
         return _report(f"unexpected {type(error).__name__}: {error}", hint=True)
+
+
+def _show_whole_names() -> None:
+    """Let help continue a long option's name on the next line of a narrow terminal, where typer would cut it off."""
+    from rich.text import Text
+    from typer import rich_utils
+
+    class Folding(rich_utils.OptionHighlighter):
+        def __call__(self, text: str | Text) -> Text:
+            highlighted = super().__call__(text)
+            highlighted.overflow = "fold"
+            return highlighted
+
+    class FoldingNegative(rich_utils.NegativeOptionHighlighter):
+        def __call__(self, text: str | Text) -> Text:
+            highlighted = super().__call__(text)
+            highlighted.overflow = "fold"
+            return highlighted
+
+    rich_utils.highlighter, rich_utils.negative_highlighter = Folding(), FoldingNegative()
 
 
 def _open_standard_streams() -> None:

@@ -1,13 +1,14 @@
 """The IR graph for those who only read it: nodes, values, attributes and the constants inside `model.onnx`.
 
 The names are those of `onnx_ir`, which the converter edits graphs with, and which the runtime does without: it imports
-sympy. Everything here is read-only and made once, by `read_graph`.
+sympy. Everything here is read-only and made once, by `read_graph`, which each message is asked by only once: protocol
+buffers make new objects whenever they are asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -16,11 +17,16 @@ from numpy.typing import NDArray
 from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 
 Dimension: TypeAlias = int | str | None
 """A size, the name of one that is known only when the graph runs, or nothing."""
 
+MAX_DEPTH = 16
+"""Of graphs inside of nodes."""
+
 _MOST_SHOWN = 80
+_DATA_TYPES: dict[int, DataType] = {int(dtype): dtype for dtype in DataType}
 _PLAIN_TYPES: dict[int, np.dtype[np.generic]] = {
     int(dtype): dtype.numpy().newbyteorder("<")
     for dtype in (
@@ -54,19 +60,21 @@ _ATTRIBUTE_FIELDS = _SINGLE_ATTRIBUTES | {
 }
 
 
-@dataclass(eq=False)
+@record(eq=False)
 class Value:
     """Something that nodes read: a graph input, an initializer, or an output of a node.
 
     dtype, shape: None where the graph does not say
     constant:     the elements of an initializer that lies inside the graph; those of one that is stored in the weight
                   files come from `Bundle.tensor(name)`
+    stored:       what the graph says about where those lie
     """
 
     name: str
     dtype: DataType | None = None
     shape: tuple[Dimension, ...] | None = None
     constant: onnx.TensorProto | None = field(default=None, repr=False)
+    stored: onnx.TensorProto | None = field(default=None, repr=False)
     is_initializer: bool = False
     _producer: Node | None = field(default=None, repr=False)
     _consumers: list[Node] = field(default_factory=list, repr=False)
@@ -93,7 +101,7 @@ class Value:
 
 
 class Attributes(Mapping[str, Any]):
-    """A node's attributes by name, as Python values: int, float, str, lists of these, and ONNX's own messages.
+    """A node's attributes by name, as Python values: int, float, str, `Graph`, lists of these, and ONNX's own messages.
 
     The `get_...` methods say what type is expected: they raise BundleError, naming node and attribute, for another one,
     and where the attribute is missing and no default is given.
@@ -160,7 +168,7 @@ class Attributes(Mapping[str, Any]):
         )
 
 
-@dataclass(eq=False)
+@record(eq=False)
 class Node:
     """One operation. `inputs` has None where an optional input is left out; `proto` is the node as ONNX has it."""
 
@@ -180,9 +188,12 @@ class Node:
         return f"{outputs} = {operator}({inputs})" + (f" {{{attributes}}}" if attributes else "")
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Graph:
-    """The nodes in an order in which they can run, and what goes in and comes out. Iterating gives the nodes."""
+    """The nodes in an order in which they can run, and what goes in and comes out. Iterating gives the nodes.
+
+    inner: the graphs inside of its nodes, and those inside of these
+    """
 
     name: str
     inputs: tuple[Value, ...]
@@ -190,6 +201,7 @@ class Graph:
     initializers: Mapping[str, Value]
     nodes: tuple[Node, ...]
     opset_imports: Mapping[str, int]
+    inner: tuple[Graph, ...] = field(default=(), repr=False)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
@@ -199,28 +211,59 @@ class Graph:
 
 
 def read_graph(model: onnx.ModelProto) -> Graph:
-    """Read the main graph of a model; graphs inside of its nodes stay messages, among the attributes.
+    """Read the graph of a model, and those inside of its nodes.
 
-    Raises BundleError for a value that is used before it is made, or made twice, and for types that ONNX does not know.
+    Raises BundleError for a name that is no text, a value that is used before it is made, or made twice, an attribute
+    without a value, sparse initializers, types that ONNX does not know, and graphs more than `MAX_DEPTH` deep.
     """
-    proto = model.graph
-    types = {value.name: value for value in (*proto.value_info, *proto.output)}
-    values: dict[str, Value] = {}
-    initializers = {tensor.name: _initializer(tensor) for tensor in proto.initializer}
-    values.update(initializers)
-    for value in proto.input:
-        if value.name not in initializers:
-            _define(values, _typed(value.name, value))
-    inputs = tuple(values[value.name] for value in proto.input if value.name not in initializers)
-    nodes = tuple(_node(node, index, values, types) for index, node in enumerate(proto.node))
+    return _read(model.graph, {}, {entry.domain: entry.version for entry in model.opset_import}, 0)
+
+
+def _read(proto: onnx.GraphProto, outer: Mapping[str, Value], opset_imports: Mapping[str, int], depth: int) -> Graph:
+    if depth > MAX_DEPTH:
+        raise BundleError(f"graphs nested more than {MAX_DEPTH} deep")
+    if proto.sparse_initializer:
+        raise BundleError("sparse initializers are not part of this format")
+    scope = _Scope(proto, outer, opset_imports, depth)
+    initializers: dict[str, Value] = {}
+    for tensor in proto.initializer:
+        value = _initializer(tensor)
+        if value.name in initializers:
+            raise BundleError(f"two initializers are named {value.name!r}")
+        initializers[value.name] = value
+    scope.values.update(initializers)
+    inputs = []
+    for info in proto.input:
+        if info.name not in initializers:
+            inputs.append(scope.typed(info.name, info))
+            scope.define(inputs[-1])
+    nodes = tuple([scope.read_node(node, index) for index, node in enumerate(proto.node)])
+    output_names = [info.name for info in proto.output]
+    for name in output_names:
+        if name not in scope.values:
+            raise BundleError(f"the graph's output {name[:_MOST_SHOWN]!r} is made by no node")
+    _check_texts(scope.values, nodes)
     return Graph(
         name=proto.name,
-        inputs=inputs,
-        outputs=tuple(_used(values, value.name, "the graph's output") for value in proto.output),
+        inputs=tuple(inputs),
+        outputs=tuple([scope.values[name] for name in output_names]),
         initializers=initializers,
         nodes=nodes,
-        opset_imports={entry.domain: entry.version for entry in model.opset_import},
+        opset_imports=opset_imports,
+        inner=tuple(scope.inner),
     )
+
+
+def _check_texts(values: Mapping[str, Value], nodes: Sequence[Node]) -> None:
+    """Refuse names that are not UTF-8, which protocol buffers hand over as bytes where the type says text."""
+    texts: list[str] = [*values]
+    for node in nodes:
+        texts += (node.name, node.op_type, node.domain, *node.attributes)
+    try:
+        "".join(texts)  # looks at the types of thousands of them at once
+    except TypeError:
+        text = next(text for text in texts if not isinstance(text, str))
+        raise BundleError(f"the name {text!r} is not valid UTF-8; the file is damaged") from None
 
 
 def to_array(tensor: onnx.TensorProto) -> NDArray[Any]:
@@ -249,82 +292,126 @@ def _plain_array(tensor: onnx.TensorProto) -> NDArray[Any] | None:
     return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
 
 
-def _node(
-    proto: onnx.NodeProto, index: int, values: dict[str, Value], types: Mapping[str, onnx.ValueInfoProto]
-) -> Node:
-    label = proto.name or (proto.output[0] if proto.output else f"number {index}")
-    inputs = tuple(_used(values, name, f"node {label[:_MOST_SHOWN]!r}") if name else None for name in proto.input)
-    outputs = tuple(_typed(name, types.get(name)) for name in proto.output)
-    attributes = {attribute.name: _attribute(attribute, label) for attribute in proto.attribute}
-    node = Node(proto.name, proto.op_type, proto.domain, inputs, outputs, Attributes(label, attributes), proto)
-    for value in inputs:
-        if value is not None and (not value._consumers or value._consumers[-1] is not node):
-            value._consumers.append(node)
-    for value in outputs:
-        value._producer = node
-        if value.name:
-            _define(values, value)
-    return node
+class _Scope:
+    """What a graph's nodes can see while they are read.
 
+    values: by name, those of the graph so far, and those around it
+    inner:  the graphs inside of its nodes
+    """
 
-def _attribute(proto: onnx.AttributeProto, node: str) -> Any:
-    if proto.ref_attr_name or proto.type == onnx.AttributeProto.UNDEFINED:
-        raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has no value")
-    field = _ATTRIBUTE_FIELDS.get(proto.type)
-    if field is None:
-        raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has an unknown type")
-    value = getattr(proto, field)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if proto.type == onnx.AttributeProto.STRINGS:
-        return [item.decode("utf-8", "replace") for item in value]
-    return value if proto.type in _SINGLE_ATTRIBUTES else list(value)
+    def __init__(
+        self, proto: onnx.GraphProto, outer: Mapping[str, Value], opset_imports: Mapping[str, int], depth: int
+    ) -> None:
+        self.values: dict[str, Value] = dict(outer)
+        self.inner: list[Graph] = []
+        self._types = {info.name: info for info in (*proto.value_info, *proto.output)}
+        self._forms: dict[bytes, tuple[DataType | None, tuple[Dimension, ...] | None]] = {}
+        self._opset_imports = opset_imports
+        self._depth = depth
+
+    def define(self, value: Value) -> None:
+        """Make a value known. Raises BundleError when there is one of its name."""
+        if value.name in self.values:
+            raise BundleError(
+                f"the value {value.name[:_MOST_SHOWN]!r} is made twice; every value of a graph is made once"
+            )
+        self.values[value.name] = value
+
+    def typed(self, name: str, info: onnx.ValueInfoProto | None) -> Value:
+        """Return a value of this name, and of the type that the graph states for it, if it does."""
+        if info is None:
+            return Value(name)
+        kind = info.type
+        key = kind.SerializeToString()  # a graph has few types: to compare them is faster than to look at each
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = _form(kind, name)
+        return Value(name, *form)
+
+    def read_node(self, proto: onnx.NodeProto, index: int) -> Node:
+        """Read the node of this number, and make its outputs known."""
+        name, op_type, output_names = proto.name, proto.op_type, list(proto.output)
+        label = name or (output_names[0] if output_names else f"number {index}")
+        inputs: list[Value | None] = []
+        for input_name in proto.input:
+            value = self.values.get(input_name) if input_name else None
+            if value is None and input_name:
+                raise BundleError(
+                    f"node {label[:_MOST_SHOWN]!r} ({op_type[:40]}) uses {input_name[:_MOST_SHOWN]!r}, "
+                    "which is neither an input, nor an initializer, nor made by an earlier node"
+                )
+            inputs.append(value)
+        attributes: dict[str, Any] = {}
+        for attribute in proto.attribute:
+            attributes[attribute.name] = self._attribute(attribute, label)
+        outputs = tuple([self.typed(output, self._types.get(output)) for output in output_names])
+        node = Node(name, op_type, proto.domain, tuple(inputs), outputs, Attributes(label, attributes), proto)
+        for value in inputs:
+            if value is not None and (not value._consumers or value._consumers[-1] is not node):
+                value._consumers.append(node)
+        for value in outputs:
+            value._producer = node
+            if value.name:
+                self.define(value)
+        return node
+
+    def _attribute(self, proto: onnx.AttributeProto, node: str) -> Any:
+        kind = proto.type
+        if kind == onnx.AttributeProto.UNDEFINED or proto.ref_attr_name:
+            raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has no value")
+        found = _ATTRIBUTE_FIELDS.get(kind)
+        if found is None:
+            raise BundleError(
+                f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has an unknown type"
+            )
+        value = getattr(proto, found)
+        if kind == onnx.AttributeProto.GRAPH:
+            return self._inner(value)
+        if kind == onnx.AttributeProto.GRAPHS:
+            return [self._inner(graph) for graph in value]
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if kind == onnx.AttributeProto.STRINGS:
+            return [item.decode("utf-8", "replace") for item in value]
+        return value if kind in _SINGLE_ATTRIBUTES else list(value)
+
+    def _inner(self, proto: onnx.GraphProto) -> Graph:
+        graph = _read(proto, self.values, self._opset_imports, self._depth + 1)
+        self.inner += (graph, *graph.inner)
+        return graph
 
 
 def _initializer(tensor: onnx.TensorProto) -> Value:
+    name = tensor.name
     inline = tensor.data_location != onnx.TensorProto.EXTERNAL
     return Value(
-        tensor.name,
-        _dtype(tensor.data_type, tensor.name),
+        name,
+        _dtype(tensor.data_type, name),
         tuple(tensor.dims),
         constant=tensor if inline else None,
+        stored=None if inline else tensor,
         is_initializer=True,
     )
 
 
-def _typed(name: str, info: onnx.ValueInfoProto | None) -> Value:
-    if info is None or not info.type.HasField("tensor_type"):
-        return Value(name)
-    tensor = info.type.tensor_type
-    shape: tuple[Dimension, ...] | None = None
-    if tensor.HasField("shape"):
-        shape = tuple(
-            dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or None
-            for dimension in tensor.shape.dim
-        )
-    return Value(name, _dtype(tensor.elem_type, name) if tensor.elem_type else None, shape)
+def _form(kind: onnx.TypeProto, name: str) -> tuple[DataType | None, tuple[Dimension, ...] | None]:
+    """Return the element type and shape that a value's type states, None for what it leaves open."""
+    if not kind.HasField("tensor_type"):
+        return None, None
+    tensor = kind.tensor_type
+    shape = tuple([_dimension(dimension) for dimension in tensor.shape.dim]) if tensor.HasField("shape") else None
+    return _dtype(tensor.elem_type, name) if tensor.elem_type else None, shape
+
+
+def _dimension(proto: onnx.TensorShapeProto.Dimension) -> Dimension:
+    return proto.dim_value if proto.HasField("dim_value") else proto.dim_param or None
 
 
 def _dtype(number: int, name: str) -> DataType:
-    try:
-        return DataType(number)
-    except ValueError as error:
-        raise BundleError(
-            f"the value {name[:_MOST_SHOWN]!r} has element type {number}, which ONNX does not define"
-        ) from error
-
-
-def _define(values: dict[str, Value], value: Value) -> None:
-    if value.name in values:
-        raise BundleError(f"the value {value.name[:_MOST_SHOWN]!r} is made twice; every value of a graph is made once")
-    values[value.name] = value
-
-
-def _used(values: Mapping[str, Value], name: str, user: str) -> Value:
-    value = values.get(name)
-    if value is None:
-        raise BundleError(f"{user} uses {name[:_MOST_SHOWN]!r}, which nothing before it makes")
-    return value
+    found = _DATA_TYPES.get(number)
+    if found is None:
+        raise BundleError(f"the value {name[:_MOST_SHOWN]!r} has element type {number}, which ONNX does not define")
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 
 KVFormat = Literal["int8", "fp8"]
 """INT8, symmetric; or FP8 E4M3."""
@@ -20,7 +20,7 @@ KV_LARGEST: Final[dict[KVFormat, float]] = {"int8": 127.0, "fp8": 448.0}
 """The magnitude that is kept of whatever is larger, in units of the scale."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class KVScales:
     """What the keys and values of a layer are divided by before they are rounded: a number for each KV head."""
 

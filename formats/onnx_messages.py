@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto as ModelProto
     from onnx import NodeProto as NodeProto
     from onnx import TensorProto as TensorProto
+    from onnx import TensorShapeProto as TensorShapeProto
+    from onnx import TypeProto as TypeProto
     from onnx import ValueInfoProto as ValueInfoProto
 
 _MODULE = "onnx.onnx_ml_pb2"
@@ -54,4 +56,6 @@ if not TYPE_CHECKING:
     ModelProto = _messages.ModelProto
     NodeProto = _messages.NodeProto
     TensorProto = _messages.TensorProto
+    TensorShapeProto = _messages.TensorShapeProto
+    TypeProto = _messages.TypeProto
     ValueInfoProto = _messages.ValueInfoProto

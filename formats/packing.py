@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.errors import QuantizationError
+from inferencex.formats.records import record
 
 IntegerArray = NDArray[np.int8] | NDArray[np.uint8]
 
@@ -118,7 +118,7 @@ _SCALE_TYPES: dict[Number, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class QuantizedTensor:
     """A weight `[..., N, K]` as small numbers in groups along K: `weight = (value - zero_point) * scale`.
 

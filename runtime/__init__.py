@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from inferencex.runtime.blas_threads import idle_blas_threads_sleep
+from inferencex.runtime.garbage import collection_paused
+
 if TYPE_CHECKING:
     from inferencex.runtime.llm import LLM as LLM
     from inferencex.runtime.outputs import CompletionDelta as CompletionDelta
@@ -35,4 +38,5 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use, so that a backend alone does not pull in the engine and the tokenizer."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with idle_blas_threads_sleep(), collection_paused():  # modules, classes and functions are no garbage
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -29,9 +29,10 @@ class Aside(Generic[T]):
         except BaseException as error:  # raised again where the result is asked for
             self._error = error
 
-    def wait(self) -> None:
-        """Return once the work has ended, well or not."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return once the work has ended, well or not, or after so many seconds; tell whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def result(self) -> T:
         """Wait, and return what the work returned, or raise what it raised."""

@@ -13,6 +13,7 @@ from inferencex.formats.errors import BackendError, BundleError, OptionError, Re
 from inferencex.runtime.aside import Once
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
+from inferencex.runtime.backends.device_names import DeviceName
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
 from inferencex.runtime.engine.sequence import Request
@@ -116,6 +117,10 @@ class LLM:
                 raise OptionError(f"{option}={value}; at least 1 is needed")
         if not isinstance(pin, bool):
             raise OptionError(f"pin={pin!r}; expected True or False")
+        share = gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise OptionError(f"gpu_memory_utilization={share!r}; expected a share above 0 and at most 1")
+        DeviceName.parse(device)
         if not isinstance(load_tokenizer, bool):
             raise OptionError(f"load_tokenizer={load_tokenizer!r}; expected True or False")
         if threads is not None and threads > MAX_THREADS:

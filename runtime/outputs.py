@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from inferencex.formats.errors import InferenceXError
+from inferencex.formats.records import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,7 @@ Pooling = Literal["last", "mean"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Logprob:
     """One token's log-probability (natural logarithm) at one position, its rank from 1, and its text."""
 
@@ -30,7 +31,7 @@ class Logprob:
 TokenLogprobs = Mapping[int, Logprob]
 
 
-@dataclass(slots=True)  # one is made for every token, and freezing it would take three times as long
+@record  # one is made for every token, and freezing it would take three times as long
 class CompletionDelta:
     """What one step added to one continuation. `text` never ends inside a code point.
 
@@ -49,7 +50,7 @@ class CompletionDelta:
     output: RequestOutput | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CompletionOutput:
     """One finished continuation of a prompt.
 
@@ -72,7 +73,7 @@ class CompletionOutput:
     stop_reason: int | str | None
 
 
-@dataclass(slots=True)
+@record
 class RequestMetrics:
     """When things happened to a request, in seconds of a monotonic clock."""
 
@@ -102,7 +103,7 @@ class RequestMetrics:
         return (self.num_generated_tokens - 1) / seconds if seconds > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RequestOutput:
     """A finished request. `prompt_logprobs` has one entry a prompt token, None for the first."""
 
@@ -122,7 +123,7 @@ def _no_embedding() -> NDArray[np.float32]:
     return np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class EmbeddingOutput(RequestOutput):
     """A finished request for an embedding; `outputs` is empty.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Self
 
 from inferencex.formats.errors import BundleError, RequestError
+from inferencex.formats.records import record
 
 GREEDY_TEMPERATURE = 1e-5  # at or below it the most likely token is taken, without randomness
 
@@ -17,7 +18,7 @@ _MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty
 _OFF: dict[str, float | int] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SamplingParams:
     """How to continue a prompt. Raises RequestError for a value out of range.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from inferencex.formats.bundle.layout import MAX_ELEMENTS, MAX_HEADER_SIZE, MAX_NAME_LENGTH, MAX_RANK
 from inferencex.formats.bundle.manifest import parse_json_object
 from inferencex.formats.dtypes import CODE_ITEMSIZES
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class HeaderEntry:
     """One tensor of a weight file: safetensors code, stored shape, offset from the file's start, bytes."""
 

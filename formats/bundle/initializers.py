@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.bundle.header import HeaderEntry
@@ -12,13 +11,15 @@ from inferencex.formats.bundle.layout import GRAPH_FILE, MAX_ELEMENTS, MAX_RANK,
 from inferencex.formats.bundle.shards import StoredTensor
 from inferencex.formats.dtypes import DataType, safetensors_code, storage_nbytes, storage_shape
 from inferencex.formats.errors import BundleError
+from inferencex.formats.graph import Graph, Node, Value
+from inferencex.formats.records import record
 
-_MAX_DEPTH = 16
 _DIALECT = "inferencex"  # the domain of formats.dialect, whose import takes longer than opening a bundle
+_OF_WEIGHTS = frozenset({"DequantizeLinear", "Gather", "UnpackBits"})
 _WEIGHT_TYPES = frozenset(DataType) - {DataType.UNDEFINED, DataType.STRING}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class UnpackedBits:
     """What an UnpackBits makes of a stream of bits."""
 
@@ -27,7 +28,7 @@ class UnpackedBits:
     is_signed: bool
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class QuantizedUse:
     """A DequantizeLinear of the graph whose values, scales and zero points are initializers, or made of such.
 
@@ -49,31 +50,10 @@ class QuantizedUse:
     tensor_scale: str | None = None
 
 
-def check_names(model: onnx.ModelProto) -> None:
-    """Refuse names that are not UTF-8, which protocol buffers hand over as bytes where the type says text.
-
-    Raises BundleError.
-    """
-    for graph in _graphs(model.graph):
-        texts: list[str] = [value.name for value in (*graph.input, *graph.output)]
-        for tensor in graph.initializer:
-            texts.append(tensor.name)
-            for item in tensor.external_data:
-                texts += (item.key, item.value)
-        for node in graph.node:
-            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
-            texts += [attribute.name for attribute in node.attribute]
-        try:
-            "".join(texts)  # looks at the types of thousands of them at once
-        except TypeError:
-            text = next(text for text in texts if not isinstance(text, str))
-            raise BundleError(f"{GRAPH_FILE}: the name {text!r} is not valid UTF-8; the file is damaged") from None
-
-
 def match_initializers(
-    model: onnx.ModelProto, shards: Mapping[str, Mapping[str, HeaderEntry]]
+    graphs: Sequence[Graph], shards: Mapping[str, Mapping[str, HeaderEntry]]
 ) -> dict[str, StoredTensor]:
-    """Return every stored tensor by name, once graph and weight files agree on all of them.
+    """Return every stored tensor by name, once graphs and weight files agree on all of them.
 
     `shards` maps a weight file's name to its tensors. Raises BundleError for an initializer that is not filled, that
     points outside the bundle or to other bytes than the tensor of its name, or whose type and shape do not fit, for a
@@ -87,14 +67,16 @@ def match_initializers(
             owners[name] = location
     stored: dict[str, StoredTensor] = {}
     seen: set[str] = set()
-    for tensor in _tensors(model):
-        if tensor.name in seen:
-            raise BundleError(f"{GRAPH_FILE}: two initializers are named {tensor.name!r}")
-        seen.add(tensor.name)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            stored[tensor.name] = _match(tensor, shards)
-        else:
-            _check_inline(tensor)
+    for graph in graphs:
+        for name, value in graph.initializers.items():
+            if name in seen:
+                raise BundleError(f"{GRAPH_FILE}: two initializers are named {name!r}")
+            seen.add(name)
+            dtype, shape = _form(value)
+            if value.stored is not None:
+                stored[name] = _match(name, dtype, shape, value.stored, shards)
+            elif value.constant is not None:
+                _check_inline(dtype, shape, value.constant)
     unused = sorted(set(owners) - set(stored))
     if unused:
         shown = ", ".join(f"{name!r} ({owners[name]})" for name in unused[:8])
@@ -102,132 +84,130 @@ def match_initializers(
     return stored
 
 
-def _match(tensor: onnx.TensorProto, shards: Mapping[str, Mapping[str, HeaderEntry]]) -> StoredTensor:
-    where = f"{GRAPH_FILE}: initializer {tensor.name[:80]!r}"
-    dtype, shape = _dtype(tensor, where), _shape(tensor, where)
+def _where(name: str) -> str:
+    return f"{GRAPH_FILE}: initializer {name[:80]!r}"
+
+
+def _form(value: Value) -> tuple[DataType, tuple[int, ...]]:
+    """Return the type and shape of an initializer. Raises BundleError for those that a weight cannot have."""
+    dtype, shape = value.dtype, tuple([size for size in value.shape or () if isinstance(size, int)])
+    if dtype is None or dtype not in _WEIGHT_TYPES:
+        raise BundleError(f"{_where(value.name)}: element type {dtype} is not one a weight can have")
+    if len(shape) > MAX_RANK or (shape and not 0 <= min(shape) <= max(shape) <= MAX_ELEMENTS):
+        raise BundleError(f"{_where(value.name)}: shape {list(shape)[:MAX_RANK]} is not one a tensor can have")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise BundleError(f"{_where(value.name)}: {math.prod(shape)} elements, the limit is {MAX_ELEMENTS}")
+    return dtype, shape
+
+
+def _match(
+    name: str,
+    dtype: DataType,
+    shape: tuple[int, ...],
+    tensor: onnx.TensorProto,
+    shards: Mapping[str, Mapping[str, HeaderEntry]],
+) -> StoredTensor:
     external: dict[str, str] = {}
     for item in tensor.external_data:
-        if item.key in external:
-            raise BundleError(f"{where}: its {item.key[:40]!r} is given twice")
-        external[item.key] = item.value
+        key, text = item.key, item.value
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise BundleError(f"{_where(name)}: {key!r}, {text!r} is not valid UTF-8; the file is damaged")
+        if key in external:
+            raise BundleError(f"{_where(name)}: its {key[:40]!r} is given twice")
+        external[key] = text
     location = external.get("location", "")
-    check_file_name(location, where)
     if location not in shards:
-        raise BundleError(f"{where}: its data is in {location!r}, which is not a weight file of this bundle")
-    entry = shards[location].get(tensor.name)
+        check_file_name(location, _where(name))
+        raise BundleError(f"{_where(name)}: its data is in {location!r}, which is not a weight file of this bundle")
+    entry = shards[location].get(name)
     if entry is None:
-        raise BundleError(f"{where}: {location} holds no tensor of this name")
-    offset, length = _number(external, "offset", where), _number(external, "length", where)
+        raise BundleError(f"{_where(name)}: {location} holds no tensor of this name")
+    offset, length = _number(external, "offset", name), _number(external, "length", name)
     if (offset, length) != (entry.offset, entry.nbytes):
         raise BundleError(
-            f"{where}: points to {length} bytes at {offset} of {location}, "
+            f"{_where(name)}: points to {length} bytes at {offset} of {location}, "
             f"where the tensor of this name has {entry.nbytes} bytes at {entry.offset}"
         )
-    if entry.code != safetensors_code(dtype) or entry.shape != storage_shape(dtype, shape):
+    code, stored_shape = safetensors_code(dtype), storage_shape(dtype, shape)
+    if entry.code != code or entry.shape != stored_shape:
         raise BundleError(
-            f"{where}: {dtype.name} {list(shape)} is stored as {safetensors_code(dtype)} "
-            f"{list(storage_shape(dtype, shape))}, {location} holds {entry.code} {list(entry.shape)}"
+            f"{_where(name)}: {dtype.name} {list(shape)} is stored as {code} {list(stored_shape)}, "
+            f"{location} holds {entry.code} {list(entry.shape)}"
         )
-    return StoredTensor(tensor.name, dtype, shape, location, offset, length)
+    return StoredTensor(name, dtype, shape, location, offset, length)
 
 
-def _check_inline(tensor: onnx.TensorProto) -> None:
-    where = f"{GRAPH_FILE}: initializer {tensor.name[:80]!r}"
-    dtype, shape = _dtype(tensor, where), _shape(tensor, where)
+def _check_inline(dtype: DataType, shape: tuple[int, ...], tensor: onnx.TensorProto) -> None:
     if tensor.HasField("raw_data"):
         found, expected = len(tensor.raw_data), storage_nbytes(dtype, shape)
         if found != expected:
-            raise BundleError(f"{where}: {expected} bytes expected for {dtype.name} {list(shape)}, {found} found")
+            raise BundleError(
+                f"{_where(tensor.name)}: {expected} bytes expected for {dtype.name} {list(shape)}, {found} found"
+            )
         return
     fields = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
     held = max(len(getattr(tensor, name)) for name in fields)
     elements = math.prod(shape)
     if held not in (elements, storage_nbytes(dtype, shape)):
-        raise BundleError(f"{where}: is not filled: {held} values held, {elements} expected")
+        raise BundleError(f"{_where(tensor.name)}: is not filled: {held} values held, {elements} expected")
 
 
-def _dtype(tensor: onnx.TensorProto, where: str) -> DataType:
-    if tensor.data_type not in _WEIGHT_TYPES:
-        raise BundleError(f"{where}: element type {tensor.data_type} is not one a weight can have")
-    return DataType(tensor.data_type)
-
-
-def _shape(tensor: onnx.TensorProto, where: str) -> tuple[int, ...]:
-    shape = tuple(tensor.dims)
-    if len(shape) > MAX_RANK or any(not 0 <= size <= MAX_ELEMENTS for size in shape):
-        raise BundleError(f"{where}: shape {list(shape)[:MAX_RANK]} is not one a tensor can have")
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise BundleError(f"{where}: {math.prod(shape)} elements, the limit is {MAX_ELEMENTS}")
-    return shape
-
-
-def _number(external: Mapping[str, str], key: str, where: str) -> int:
+def _number(external: Mapping[str, str], key: str, name: str) -> int:
     text = external.get(key, "")
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise BundleError(f"{where}: its {key} is {text[:40]!r}, expected a number of bytes")
+        raise BundleError(f"{_where(name)}: its {key} is {text[:40]!r}, expected a number of bytes")
     return int(text)
 
 
-def _graphs(graph: onnx.GraphProto, depth: int = 0) -> Iterator[onnx.GraphProto]:
-    if depth > _MAX_DEPTH:
-        raise BundleError(f"{GRAPH_FILE}: graphs nested more than {_MAX_DEPTH} deep")
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g, depth + 1)
-            for inner in attribute.graphs:
-                yield from _graphs(inner, depth + 1)
+def quantized_uses(graphs: Sequence[Graph]) -> list[QuantizedUse]:
+    """Return every DequantizeLinear whose inputs come from initializers: directly, unpacked, or by a Gather of rows.
 
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _graphs(model.graph):
-        if graph.sparse_initializer:
-            raise BundleError(f"{GRAPH_FILE}: sparse initializers are not part of this format")
-        yield from graph.initializer
-
-
-def quantized_uses(model: onnx.ModelProto) -> list[QuantizedUse]:
-    """Return every DequantizeLinear whose inputs come from initializers: directly, unpacked, or by a Gather of rows."""
+    Raises BundleError for attributes of the wrong type.
+    """
     uses: list[QuantizedUse] = []
-    names = {tensor.name for tensor in _tensors(model)}
-    for graph in _graphs(model.graph):
+    names = {name for graph in graphs for name in graph.initializers}
+    for graph in graphs:
         gathered: dict[str, str] = {}
         streams: dict[str, tuple[str, UnpackedBits]] = {}
         scaled: dict[str, tuple[str, str]] = {}
-        for node in graph.node:
-            if not node.input or not node.output:
+        dequantizing: list[tuple[Node, list[str]]] = []
+        for node in graph:
+            if not node.inputs or not node.outputs or node.op_type not in _OF_WEIGHTS:
                 continue
-            if node.op_type == "Gather" and not node.domain:
-                gathered[node.output[0]] = node.input[0]
-            elif node.op_type == "UnpackBits" and node.domain == _DIALECT:
-                streams[node.output[0]] = node.input[0], _unpacked(node)
-            elif _has_one_scale(node) and set(node.input) <= names:
-                scaled[node.output[0]] = node.input[0], node.input[1]
-        scales_of_others = {name for node in graph.node for name in node.input[1:2] if name in scaled}
-        for node in graph.node:
-            if node.op_type != "DequantizeLinear" or node.domain or len(node.input) < 2:
+            inputs, output = ["" if value is None else value.name for value in node.inputs], node.outputs[0].name
+            if node.op_type == "UnpackBits":
+                if node.domain == _DIALECT:
+                    streams[output] = inputs[0], _unpacked(node)
+            elif node.domain:
                 continue
-            if node.output and node.output[0] in scales_of_others:
+            elif node.op_type == "Gather":
+                gathered[output] = inputs[0]
+            elif len(inputs) > 1:
+                dequantizing.append((node, inputs))
+                if len(inputs) == 2 and "block_size" not in node.attributes and names.issuperset(inputs):
+                    scaled[output] = inputs[0], inputs[1]
+        scales_of_others = {inputs[1] for _, inputs in dequantizing if inputs[1] in scaled}
+        for node, inputs in dequantizing:
+            if node.outputs[0].name in scales_of_others:
                 continue
-            inputs = [gathered.get(name, name) for name in node.input]
+            is_gathered = inputs[0] in gathered
+            inputs = [gathered.get(name, name) for name in inputs]
             unpacked = [streams[name][1] if name in streams else None for name in inputs]
             inputs = [streams[name][0] if name in streams else name for name in inputs]
             tensor_scale = scaled[inputs[1]][1] if inputs[1] in scaled else None
             inputs[1] = scaled[inputs[1]][0] if tensor_scale is not None else inputs[1]
-            if not set(inputs[:2]) <= names:
+            if inputs[0] not in names or inputs[1] not in names:
                 continue
-            integers = {item.name: item.i for item in node.attribute}
             has_zero_points = len(inputs) > 2 and inputs[2] != ""
             uses.append(
                 QuantizedUse(
-                    node=node.name or node.output[0],
+                    node=node.name or node.outputs[0].name,
                     values=inputs[0],
                     scales=inputs[1],
                     zero_points=inputs[2] if has_zero_points else None,
-                    axis=integers.get("axis", 1),
-                    block_size=integers.get("block_size", 0),
-                    gathered=node.input[0] in gathered,
+                    axis=node.attributes.get_int("axis", 1),
+                    block_size=node.attributes.get_int("block_size", 0),
+                    gathered=is_gathered,
                     unpacked=unpacked[0],
                     unpacked_zero_points=unpacked[2] if has_zero_points else None,
                     tensor_scale=tensor_scale,
@@ -236,19 +216,11 @@ def quantized_uses(model: onnx.ModelProto) -> list[QuantizedUse]:
     return uses
 
 
-def _has_one_scale(node: onnx.NodeProto) -> bool:
-    """Whether a node dequantizes as scales are that have a scale themselves."""
-    is_dequantize = node.op_type == "DequantizeLinear" and not node.domain
-    return is_dequantize and len(node.input) == 2 and all(item.name != "block_size" for item in node.attribute)
-
-
-def _unpacked(node: onnx.NodeProto) -> UnpackedBits:
-    integers = {item.name: item.i for item in node.attribute}
-    shape = next((tuple(item.ints) for item in node.attribute if item.name == "shape"), ())
-    bits = integers.get("bits", 0)
-    where = f"{GRAPH_FILE}: node {(node.name or node.output[0])[:80]!r}"
+def _unpacked(node: Node) -> UnpackedBits:
+    shape, bits = tuple(node.attributes.get_ints("shape", ())), node.attributes.get_int("bits", 0)
+    where = f"{GRAPH_FILE}: node {(node.name or node.outputs[0].name)[:80]!r}"
     if not 1 <= bits <= 8:
         raise BundleError(f"{where}: {bits} bits, expected 1 to 8")
     if len(shape) > MAX_RANK or any(not 0 <= size <= MAX_ELEMENTS for size in shape) or math.prod(shape) > MAX_ELEMENTS:
         raise BundleError(f"{where}: shape {list(shape)[:MAX_RANK]} is not one a tensor can have")
-    return UnpackedBits(shape, bits, bool(integers.get("signed", 0)))
+    return UnpackedBits(shape, bits, bool(node.attributes.get_int("signed", 0)))

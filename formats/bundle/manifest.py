@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from inferencex.formats.bundle.layout import (
@@ -19,6 +19,7 @@ from inferencex.formats.bundle.layout import (
 from inferencex.formats.bundle.origins import WeightOrigin, parse_origins
 from inferencex.formats.errors import BundleError
 from inferencex.formats.packing import NUMBER_BITS, Number
+from inferencex.formats.records import record
 
 JsonObject = dict[str, Any]
 
@@ -26,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_SIZE = 1 << 50
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class FileRecord:
     """Size in bytes and sha256 (hexadecimal) of one file."""
 
@@ -34,7 +35,7 @@ class FileRecord:
     sha256: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TensorQuantization:
     """How one quantized tensor is stored, see `packing.QuantizedTensor`.
 
@@ -52,7 +53,7 @@ class TensorQuantization:
     tensor_scale: str | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Manifest:
     """The contents of `bundle.json`.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from inferencex.formats.bundle.layout import MANIFEST_FILE, MAX_ELEMENTS
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 
 _PART_FIELDS = {"parameter", "start", "rows", "transposed", "added"}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class WeightPart:
     """Rows of a stored weight that are rows of one parameter.
 
@@ -40,7 +40,7 @@ class WeightPart:
         }
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class WeightOrigin:
     """How a stored weight came from parameters: the parts it is made of, one after the other along the first axis.
 

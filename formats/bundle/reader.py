@@ -15,12 +15,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from inferencex.formats import onnx_messages as onnx
-from inferencex.formats.bundle.dataflow import check_dataflow
 from inferencex.formats.bundle.header import read_header
 from inferencex.formats.bundle.initializers import (
     QuantizedUse,
     UnpackedBits,
-    check_names,
     match_initializers,
     quantized_uses,
 )
@@ -41,12 +39,21 @@ class Bundle:
 
     path:      the bundle's folder
     manifest:  what `bundle.json` says
+    graph:     the IR graph to read from; what its initializers hold comes from `tensor`
     stored:    every tensor of the weight files by name: type, shape, file, offset
     """
 
-    def __init__(self, path: Path, manifest: Manifest, proto: onnx.ModelProto, stored: Mapping[str, StoredTensor]):
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        proto: onnx.ModelProto,
+        graph: Graph,
+        stored: Mapping[str, StoredTensor],
+    ) -> None:
         self.path = path
         self.manifest = manifest
+        self.graph = graph
         self.stored = stored
         self._proto = proto
         self._maps: dict[str, NDArray[np.uint8]] = {}
@@ -79,9 +86,11 @@ class Bundle:
             raise BundleError(f"{path / MANIFEST_FILE}: lists no {GRAPH_FILE}; the bundle is incomplete")
         shards = {name: read_header(path / name) for name in sorted(manifest.files) if is_shard_name(name)}
         proto = _parse_graph(path)
-        check_names(proto)
-        bundle = cls(path, manifest, proto, match_initializers(proto, shards))
-        check_dataflow(proto)
+        try:
+            graph = read_graph(proto)
+        except BundleError as error:
+            raise BundleError(f"{path / GRAPH_FILE}: {error}") from error
+        bundle = cls(path, manifest, proto, graph, match_initializers((graph, *graph.inner), shards))
         bundle._check_quantization()
         return bundle
 
@@ -89,14 +98,6 @@ class Bundle:
     def files(self) -> Mapping[str, FileRecord]:
         """Every file that the manifest lists, with size and hash."""
         return self.manifest.files
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The IR graph to read from; what its initializers hold comes from `tensor`."""
-        try:
-            return read_graph(self._proto)
-        except BundleError as error:
-            raise BundleError(f"{self.path / GRAPH_FILE}: {error}") from error
 
     @cached_property
     def model(self) -> ir.Model:
@@ -171,7 +172,7 @@ class Bundle:
 
     def _check_quantization(self) -> None:
         scales: set[str] = set()
-        for use in quantized_uses(self._proto):
+        for use in quantized_uses((self.graph, *self.graph.inner)):
             self._check_use(use)
             scales.update((use.scales, use.tensor_scale or use.scales))
         for name in self.manifest.quantization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from inferencex.formats.bundle.layout import HEADER_RESERVE, MAX_NAME_LENGTH, TENSOR_ALIGNMENT, shard_name
 from inferencex.formats.dtypes import DataType, safetensors_code, storage_dtype, storage_nbytes, storage_shape
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 
 Chunks = NDArray[Any] | Iterable[NDArray[Any]]
 
 _COPY_SIZE = 16 << 20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StoredTensor:
     """Where a tensor lies. `offset` counts bytes from the start of the file `location`."""
 

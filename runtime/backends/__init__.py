@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from inferencex.runtime.backends.device_names import DeviceName, may_have_gpu
 
 if TYPE_CHECKING:
     from inferencex.runtime.backends.base import Backend
+
+_LOG = logging.getLogger(__name__)
 
 # In the order "auto" tries them, the fastest first.
 _BACKENDS = {
@@ -28,10 +31,16 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_BACKENDS)
 
 
+def automatic_backends() -> tuple[str, ...]:
+    """Return the backends that "auto" tries on this machine, in order: none on GPUs where there is no driver of one."""
+    return _candidates(DeviceName("auto"))
+
+
 def load_backend(name: str) -> Backend:
     """Import and return the backend called `name`.
 
-    Raises OptionError for an unknown name and BackendError when a package it needs is not installed.
+    Raises OptionError for an unknown name, and BackendError when a package it needs is not there or cannot be
+    loaded.
     """
     if name not in _BACKENDS:
         raise OptionError(f"no backend is called {name!r}; choose one of: auto, {', '.join(_BACKENDS)}")
@@ -44,6 +53,11 @@ def load_backend(name: str) -> Backend:
         raise BackendError(
             f"the backend {name!r} needs the package {error.name!r}, which is not installed; "
             f"install inferencex{f'[{extra}]' if extra else ''}{_ROCM_HINT if name in _ON_GPUS else ''}"
+        ) from error
+    except (ImportError, OSError) as error:  # which libraries that are missing or do not fit end in
+        raise BackendError(
+            f"the backend {name!r} cannot be loaded: {type(error).__name__}: {error}; install what it needs anew: "
+            f"inferencex{f'[{extra}]' if extra else ''}{_ROCM_HINT if name in _ON_GPUS else ''}"
         ) from error
     return backend
 
@@ -72,6 +86,10 @@ def select_backend(name: str, bundle: Path, device: str = "auto") -> Backend:
             continue
         reasons = backend.supports(bundle)
         if not reasons:
+            if refusals:  # of GPUs, which are only looked for where there is a driver of one
+                _LOG.warning(
+                    "%s: runs on the backend %s, and not on a GPU: %s", bundle, candidate, " | ".join(refusals)
+                )
             return backend
         refusals.append(f"{candidate}: {'; '.join(reasons)}")
     raise BackendError(f"{bundle}: no backend can run this bundle here: {' | '.join(refusals)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.formats.errors import OptionError
+from inferencex.formats.records import record
 
 DEFAULT_KV_CACHE_MEMORY = 4 << 30  # bytes
 
@@ -19,7 +21,7 @@ Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StepBatch:
     """One step's work: `S` sequences, `T` new tokens in all, laid out one sequence after the other.
 
@@ -47,7 +49,7 @@ class StepBatch:
     prompt_lengths: Int32Array
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ModelFacts:
     """What the engine needs to know about a compiled model, read off its graph."""
 
@@ -64,7 +66,7 @@ MAX_SLOTS = 1 << 26
 """Tokens of layer state that a pool may be asked to hold: far beyond any memory, and safe in int32 arithmetic."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class BackendOptions:
     """What the user may ask of any backend.
 
@@ -99,6 +101,13 @@ class BackendOptions:
     device: str = "auto"
     gpu_memory_utilization: float = 0.9
     meanwhile: Callable[[], object] | None = field(default=None, compare=False)
+
+    def warn_of_unused(self, log: logging.Logger, bundle: Path, where: str, *names: str) -> None:
+        """Log a warning, in one line, of those of these options that are not at their defaults."""
+        defaults = BackendOptions()
+        given = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(defaults, name)]
+        if given:
+            log.warning("%s: %s: not used %s", bundle, ", ".join(given), where)
 
     def blocks_for(self, facts: ModelFacts) -> int:
         """Return how many blocks the pool of a model with these facts gets; OptionError when not even one fits.
@@ -168,7 +177,21 @@ class ClosableExecutable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@runtime_checkable
+class LosableExecutable(Protocol):
+    """An executable that depends on what can be lost, such as other processes."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why every step raises BackendError from now on; None as long as steps run."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """Let go of it all, for a reason that becomes the failure: a step that waits for what does not come ends."""
+        ...
+
+
+@record(frozen=True)
 class Draws:
     """How the next token of each of `R` rows of logits is chosen.
 
@@ -225,7 +248,7 @@ class ProfiledExecutable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeviceState:
     """A device's name, and bytes of its memory: those that nobody uses, and all."""
 
@@ -234,7 +257,7 @@ class DeviceState:
     total: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class MemoryNeeds:
     """Bytes that a compiled bundle takes.
 

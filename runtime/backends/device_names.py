@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from inferencex.formats.errors import OptionError
+from inferencex.formats.records import record
 
 Kind = Literal["auto", "cpu", "cuda", "rocm"]
 
-_FORM = re.compile(r"(auto|cpu|cuda|rocm)(?::(\d+))?")
+_FORM = re.compile(r"(auto|cpu|cuda|rocm)(?::(\d{1,6}))?", re.ASCII)
 _NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 """What the kernel's drivers of NVIDIA and AMD put there, and Windows' for Linux."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeviceName:
     """A device as the user names it: `cuda:1` is the kind `cuda` with the index 1; no index means any."""
 
@@ -28,7 +28,7 @@ class DeviceName:
     @classmethod
     def parse(cls, text: str) -> DeviceName:
         """Read a name. Raises OptionError for one that is none."""
-        match = _FORM.fullmatch(text)
+        match = _FORM.fullmatch(text) if isinstance(text, str) else None
         if match is None or (match[2] is not None and match[1] in ("auto", "cpu")):
             raise OptionError(f"device={text!r}; expected auto, cpu, cuda, rocm, or one by its number such as cuda:1")
         return cls(match[1], None if match[2] is None else int(match[2]))  # type: ignore[arg-type]
@@ -40,6 +40,10 @@ class DeviceName:
 
     def __str__(self) -> str:
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Environment variables that say which GPUs a process sees."""
 
 
 def kernels_are_interpreted() -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import BackendError, InferenceXError
-from inferencex.runtime.backends import backend_names, load_backend
-from inferencex.runtime.backends.cpu.native import _cpu
-from inferencex.runtime.backends.cpu.threads import default_threads
+from inferencex.runtime.backends import automatic_backends, backend_names, load_backend
+from inferencex.runtime.backends.device_names import HIDING, DeviceName
 
 _PACKAGES = {
     "numpy": "the runtime",
@@ -79,13 +79,23 @@ def _machine(root: Path) -> Iterator[Finding]:
     )
     model = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
     yield Finding("processor", model[1] if model else platform.processor() or platform.machine())
+    yield from _kernels()
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    if total:
+        yield Finding("memory", f"{int(total[1]) * 1024 / 1e9:.1f} GB")
+
+
+def _kernels() -> Iterator[Finding]:
+    try:
+        from inferencex.runtime.backends.cpu.native import _cpu
+        from inferencex.runtime.backends.cpu.threads import default_threads
+    except ImportError as error:  # a machine whose kernels do not load is one that this is asked about
+        yield Finding("kernels of the CPU", f"cannot be loaded: {error}; install inferencex anew", False)
+        return
     yield Finding("kernels of the CPU", f"{', '.join(_cpu.available_isas())}; {_cpu.chosen_isa()} is used")
     yield Finding(
         "threads", f"{default_threads()} physical cores may be used by this process, of {os.cpu_count()} processors"
     )
-    total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    if total:
-        yield Finding("memory", f"{int(total[1]) * 1024 / 1e9:.1f} GB")
 
 
 def _drivers(root: Path) -> Iterator[Finding]:
@@ -103,15 +113,22 @@ def _drivers(root: Path) -> Iterator[Finding]:
         yield Finding(
             "AMD", "amdgpu is loaded, but there is no /dev/kfd, which ROCm needs" if amd else "none (no /dev/kfd)"
         )
+    for name in (*HIDING, "TRITON_INTERPRET"):
+        if name in os.environ:
+            yield Finding(name, repr(os.environ[name]))
 
 
 def _devices() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
         yield Finding("none", "torch and triton are needed to use any; install inferencex[cuda] or inferencex[rocm]")
         return
-    from inferencex.runtime.backends.device_names import DeviceName
-    from inferencex.runtime.backends.triton.devices import find_devices, reason_for_none
-
+    try:
+        from inferencex.runtime.backends.triton.devices import find_devices, reason_for_none
+    except (ImportError, OSError) as error:
+        yield Finding(
+            "none", f"torch and triton are there and cannot be loaded: {type(error).__name__}: {error}", False
+        )
+        return
     devices = find_devices()
     for device in devices:
         memory = f", {device.memory / 1e9:.1f} GB" if device.memory else ""
@@ -124,7 +141,7 @@ def _devices() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     yield Finding("inferencex", _version("inferencex") or "not installed as a package")
     for name, of in _PACKAGES.items():
-        found = _version(name.replace("_", "-"))
+        found = _version(name.replace("_", "-")) or (_version("triton-rocm") if name == "triton" else None)
         yield Finding(name, found or f"not installed; part of {of}")
 
 
@@ -136,16 +153,25 @@ def _version(package: str) -> str | None:
 
 
 def _backends(bundle: Path | None) -> Iterator[Finding]:
+    unreadable = None if bundle is None else _why_unreadable(bundle)
     for name in backend_names():
         try:
             reasons = load_backend(name).supports(Path() if bundle is None else bundle)
-        except BackendError as error:
+        except (BackendError, ImportError) as error:
             yield Finding(name, f"no: {error}", False)
             continue
-        except InferenceXError as error:
-            yield Finding(name, f"the bundle cannot be read: {error}", False)
-            continue
-        yield Finding(name, f"no: {'; '.join(reasons)}" if reasons else "yes", not reasons)
+        if unreadable is not None:
+            reasons = [*reasons, f"the bundle cannot be read: {unreadable}"]
+        runs = "yes" if name in automatic_backends() else f"yes, where --backend {name} asks for it"
+        yield Finding(name, f"no: {'; '.join(reasons)}" if reasons else runs, not reasons)
+
+
+def _why_unreadable(bundle: Path) -> str | None:
+    try:
+        Bundle.open(bundle)
+    except InferenceXError as error:
+        return str(error)
+    return None
 
 
 def _text(path: Path) -> str:

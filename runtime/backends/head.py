@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
 from inferencex.formats.dialect.names import DOMAIN
+from inferencex.formats.records import record
 from inferencex.runtime.parallel.names import ALL_GATHER, PARALLEL_DOMAIN
 
 
@@ -44,7 +44,7 @@ _BEHIND_THE_HEAD = {"Add", "Cast", "Clip", "Div", "Identity", "Mul", "Reshape", 
 _QUANTIZERS = {("", "QuantizeLinear"), (DOMAIN, "QuantizeRows")}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Head(Generic[V]):
     """The last linear layer.
 

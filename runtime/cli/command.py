@@ -12,6 +12,7 @@ import typer
 from inferencex.cli.console import DebugOption, run_app, stderr_console
 from inferencex.cli.plain_values import PromptCommand
 from inferencex.formats.errors import BundleError, OptionError, RequestError
+from inferencex.runtime.blas_threads import idle_blas_threads_sleep
 from inferencex.runtime.cli import options
 from inferencex.runtime.cli.answer import answer_prompts
 from inferencex.runtime.cli.requests import RunRequest
@@ -147,7 +148,7 @@ def load(bundle: Path, engine: dict[str, Any]) -> LLM:
 def _load(bundle: Path, engine: dict[str, Any], profile: bool) -> LLM:
     """Load a bundle; what is wrong with an option is said of the flag that set it."""
     try:
-        with collection_paused():  # also while modules are imported
+        with idle_blas_threads_sleep(), collection_paused():  # also while modules are imported
             llm = load(bundle, engine)
         gc.freeze()
         if profile:

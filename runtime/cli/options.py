@@ -81,10 +81,10 @@ Device = Annotated[
     str, _option(_ENGINE, "--device", help="auto, cpu, cuda, rocm, or a GPU by its number such as cuda:1.")
 ]
 GpuMemoryUtilization = Annotated[
-    float | None, _option(_ENGINE, "--gpu-memory-utilization", help="Share of a GPU's memory to use.")
+    float | None, _option(_ENGINE, "--gpu-memory-utilization", help="Share of a GPU's memory to use (default: 0.9).")
 ]
 TensorParallelSize = Annotated[
-    int, _option(_ENGINE, "--tensor-parallel-size", help="Processes that divide the model among them.")
+    int, _option(_ENGINE, "--tensor-parallel-size", help="Processes that divide the model, on GPUs each with one.")
 ]
 MaxModelLen = Annotated[int | None, _option(_ENGINE, "--max-model-len", help="Longest prompt and answer together.")]
 MaxNumSeqs = Annotated[int | None, _option(_ENGINE, "--max-num-seqs", help="Most answers in progress at once.")]
@@ -105,7 +105,9 @@ ActivationDtype = Annotated[
     _option(
         _ENGINE,
         "--activation-dtype",
-        help="On a CPU, how linears with INT4 and INT8 weights read activations; on a GPU, what activations are.",
+        metavar="TYPE",
+        help="On a CPU (auto, int8, float32) how linears with INT4 and INT8 weights read activations; on a GPU (auto, "
+        "float32, bfloat16, float16) what activations are.",
     ),
 ]
 KvCacheDtype = Annotated[
@@ -113,14 +115,17 @@ KvCacheDtype = Annotated[
     _option(
         _ENGINE,
         "--kv-cache-dtype",
-        help="How keys and values are kept. auto: as the bundle was calibrated for, if it was; fp8 needs that.",
+        metavar="TYPE",
+        help="How keys and values are kept: float32, float16, bfloat16, int8, fp8, or auto: as the bundle was "
+        "calibrated for, if it was; fp8 needs that.",
     ),
 ]
 Profile = Annotated[
     bool, _option(_ENGINE, "--profile", help="Print what every kind of operation took, beside the machine's limits.")
 ]
 SchedulingPolicy = Annotated[
-    Literal["fcfs", "priority"], _option(_ENGINE, "--scheduling-policy", help="Which request goes first.")
+    Literal["fcfs", "priority"],
+    _option(_ENGINE, "--scheduling-policy", metavar="POLICY", help="Which request goes first: fcfs, priority."),
 ]
 
 # keyword of LLM -> the flag that sets it

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from inferencex.formats.errors import RequestError
+from inferencex.formats.records import record
 from inferencex.runtime.params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Limits:
     """What any request has to fit in.
 

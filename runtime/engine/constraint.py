@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferencex.formats.errors import BackendError, InferenceXError, RequestError
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import Int32Array
 
 
@@ -46,7 +47,7 @@ ConstraintFactory: TypeAlias = Callable[[], TokenConstraint]
 """Makes a constraint at its beginning: each continuation of a prompt has its own."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class TokenMasks:
     """The tokens that may be chosen in one step.
 

@@ -9,17 +9,17 @@ not given to anyone before that step was launched, and later steps run after it.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import numpy as np
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import Draws, PendingTokens, SamplingExecutable, StepBatch
 from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from inferencex.runtime.engine.sequence import Sequence, Status
 from inferencex.runtime.engine.step_batch import StepLayout, block_tables
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class LaunchedStep:
     """A step whose tokens are to come.
 

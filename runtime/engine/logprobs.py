@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import Float32Array
 
 IntArray = NDArray[np.intp]
@@ -27,7 +26,7 @@ def largest(values: NDArray[np.floating], count: int) -> IntArray:
     return candidates[order[:count]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RankedToken:
     """A token id with its log-probability and its rank among all tokens, from 1."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+
+from inferencex.formats.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class BlockKey:
     """What a full block holds: its tokens, and the identity of everything before them.
 
@@ -18,7 +19,7 @@ class BlockKey:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CachedBlock:
     """A block with known content. A content id is never given out twice, even when the block is reused."""
 

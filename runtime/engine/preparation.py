@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 from inferencex.formats.errors import RequestError
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import Executable, HiddenStatesExecutable
 from inferencex.runtime.engine import admission
 from inferencex.runtime.engine.constraint import ConstraintFactory, SequenceConstraint
@@ -21,7 +21,7 @@ from inferencex.runtime.text.tokenizer import Tokenizer
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Preparation:
     """What requests are checked against. Its methods raise RequestError for one that could never be served."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from inferencex.formats.errors import OptionError
+from inferencex.formats.records import record
 from inferencex.runtime.engine.block_pool import BlockPool
 from inferencex.runtime.engine.sequence import Sequence, Status, empty_block_table
 
@@ -16,7 +17,7 @@ Policy = Literal["fcfs", "priority"]
 _PROMPT_LOGPROB_BYTES = 64 << 20  # of logits that one step may return for one prompt's log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class SchedulerOptions:
     """Limits of a step. Raises OptionError for values that allow no step.
 
@@ -36,7 +37,7 @@ class SchedulerOptions:
             raise OptionError(f"scheduling_policy={self.policy!r}; expected 'fcfs' or 'priority'")
 
 
-@dataclass(slots=True)
+@record
 class ScheduledChunk:
     """The next `num_tokens` uncomputed tokens of one sequence."""
 
@@ -44,7 +45,7 @@ class ScheduledChunk:
     num_tokens: int
 
 
-@dataclass(slots=True)
+@record
 class _Draft:
     """A plan in the making."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 
+from inferencex.formats.records import record
 from inferencex.runtime.engine.constraint import SequenceConstraint
 from inferencex.runtime.engine.pooling import HiddenStatePool
 from inferencex.runtime.engine.sampler import SequenceSampler
@@ -24,7 +25,7 @@ class Status(Enum):
     FINISHED = auto()
 
 
-@dataclass(eq=False, slots=True)
+@record(eq=False)
 class Request:
     """One prompt to continue, or to embed, as accepted: every parameter resolved against the model.
 
@@ -63,7 +64,7 @@ def empty_block_table() -> array[int]:
     return array("i")
 
 
-@dataclass(eq=False, slots=True)
+@record(eq=False)
 class Sequence:
     """One continuation of a request's prompt.
 

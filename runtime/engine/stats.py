@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from inferencex.formats.records import record
 
 
-@dataclass(slots=True)
+@record
 class EngineStats:
     """Totals since the engine started. Times in seconds; a step's time is split by the tokens of each kind.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import Int32Array, StepBatch
 from inferencex.runtime.engine.scheduler import ScheduledChunk
 from inferencex.runtime.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class PromptRows:
     """Rows of logits that tell how likely a piece of a prompt was.
 
@@ -25,7 +26,7 @@ class PromptRows:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class PooledRows:
     """Rows of hidden states, the `count` from `first_row` on, that go into an embedding.
 
@@ -38,7 +39,7 @@ class PooledRows:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class StepLayout:
     """A step's arrays, with the sequences that get a token from it and the row of logits each gets it from."""
 

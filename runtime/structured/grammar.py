@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from inferencex.formats.errors import RequestError
+from inferencex.formats.records import record
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
@@ -23,7 +23,7 @@ Without a bound a small model may go on with spaces for as long as it is let.
 _NEEDS_TEXT = "needs a text; {found!r:.60} was given"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Grammar:
     """What an output has to look like. Equal grammars are equal values, and are compiled once.
 

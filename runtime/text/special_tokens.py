@@ -9,13 +9,13 @@ does not know yet is added at the end. `special_tokens_map.json` and `added_toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
 from inferencex.formats.errors import BundleError
+from inferencex.formats.records import record
 from inferencex.runtime.text.side_files import read_json_object
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -24,7 +24,7 @@ CONFIG_FILE = "tokenizer_config.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SpecialTokens:
     """The special tokens of a tokenizer.
 

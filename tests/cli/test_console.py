@@ -99,6 +99,42 @@ def test_success_and_help_are_status_0(capsys: pytest.CaptureFixture[str]) -> No
         assert "--debug" in capsys.readouterr().out
 
 
+def test_help_shows_long_names_whole_on_a_narrow_terminal() -> None:
+    code = (
+        "import typer\n"
+        "from typing import Annotated\n"
+        "from inferencex.cli.console import run_app\n"
+        "app = typer.Typer(add_completion=False)\n"
+        "@app.command()\n"
+        "def command(\n"
+        "    name_that_fills_more_than_half_a_line: Annotated[str, typer.Option(help='Word. ' * 20)] = '',\n"
+        ") -> None:\n"
+        "    pass\n"
+        "run_app(app, 'tool', ['--help'])\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"COLUMNS": "50"}
+    )
+    names = "".join(line[2:].split(" ")[0] for line in process.stdout.splitlines())
+    assert "--name-that-fills-more-than-half-a-line" in names, process.stdout
+
+
+def test_threads_that_end_with_the_process_keep_it_from_nothing() -> None:
+    """What is registered for the exit is run; memory is not freed object by object."""
+    code = (
+        "import atexit, threading, typer\n"
+        "from inferencex.cli.console import run_app\n"
+        "class Freed:\n"
+        "    def __del__(self) -> None: print('freed', flush=True)\n"
+        "kept = Freed()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "atexit.register(print, 'exit')\n"
+        "run_app(typer.Typer(callback=None, add_completion=False), 'tool', ['--nope'])\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.stdout == "exit\n", process.stderr
+
+
 @pytest.mark.parametrize(
     ("redirection", "status", "error"),
     [

@@ -33,7 +33,8 @@ def test_the_tokenizer_is_the_same_and_the_file_smaller(tmp_path: Path) -> None:
     tokenizer = _trained(path)
     compact = compact_tokenizer(path)
     assert len(compact) < len(path.read_bytes()) / 2
-    assert all(isinstance(merge, str) for merge in json.loads(compact)["model"]["merges"])
+    model = json.loads(compact)["model"]
+    assert all(isinstance(merge, str) for merge in model["merges"]) and list(model["vocab"]) == sorted(model["vocab"])
     again = tokenizers.Tokenizer.from_buffer(compact)
     assert again.to_str() == tokenizer.to_str()
     assert again.encode("the cat<end> ü").ids == tokenizer.encode("the cat<end> ü").ids

@@ -106,6 +106,11 @@ def test_it_agrees_with_onnx_ir() -> None:
     assert list(graph.initializers) == list(model.graph.initializers)
 
 
+def test_an_input_that_is_left_out_is_not_one_without_a_name() -> None:
+    nameless = numpy_helper.from_array(np.float32(2.0), "")
+    assert read_graph(make_model(lambda proto: proto.initializer.append(nameless))).nodes[0].inputs[1] is None
+
+
 def _reorder(graph: onnx.GraphProto) -> None:
     last = graph.node.pop()
     graph.node.insert(0, last)
@@ -124,10 +129,13 @@ def _outside(graph: onnx.GraphProto) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_reorder, "node 'y' uses 'clipped', which nothing before it makes"),
+        (_reorder, r"node 'y' \(Add\) uses 'clipped', which is neither an input, nor an initializer, nor made by"),
         (lambda graph: graph.node.append(graph.node[0]), "'clipped' is made twice"),
         (lambda graph: graph.node[0].output.append("x"), "'x' is made twice"),
-        (lambda graph: graph.output.append(helper.make_empty_tensor_value_info("z")), "the graph's output uses 'z'"),
+        (
+            lambda graph: graph.output.append(helper.make_empty_tensor_value_info("z")),
+            "output 'z' is made by no node",
+        ),
         (lambda graph: setattr(graph.initializer[0], "data_type", 99), "'top' has element type 99"),
         (
             lambda graph: setattr(graph.node[1].attribute[0], "ref_attr_name", "z"),
@@ -146,3 +154,54 @@ def test_constants_are_refused_when_they_are_read(change: Callable[[onnx.GraphPr
     damaged = read_graph(make_model(change))
     with pytest.raises(BundleError, match=f"the constant 'table' {message}"):
         damaged.nodes[1].attributes.get_tensor("table")
+
+
+def _nest(of: onnx.GraphProto, depth: int = 1, change: Callable[[onnx.GraphProto], object] | None = None) -> None:
+    """Put a graph that reads `x` of the graph around it into the last node, and others into that."""
+    node = helper.make_node("Neg", ["x"], ["negated"])
+    inner = helper.make_graph([node], "inner", [], [helper.make_empty_tensor_value_info("negated")])
+    if change is not None:
+        change(inner)
+    if depth > 1:
+        _nest(inner, depth - 1, change)
+    of.node[-1].attribute.append(helper.make_attribute("body", inner))
+
+
+def test_graphs_inside_of_nodes_are_read_too() -> None:
+    graph = read_graph(make_model(lambda proto: _nest(proto, 3)))
+    first, second, third = graph.inner
+    assert graph.nodes[1].attributes["body"] is first and first.inner == (second, third)
+    (negation,) = third
+    assert negation.inputs == graph.inputs and negation in graph.inputs[0].consumers()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda graph: _nest(graph, 17), "nested more than 16 deep"),
+        (
+            # y is made only by the node around it
+            lambda graph: _nest(graph, 1, lambda inner: inner.node[0].input.__setitem__(0, "y")),
+            "uses 'y', which is neither an input, nor an initializer, nor made by an earlier node",
+        ),
+        (
+            lambda graph: _nest(graph, 2, lambda inner: inner.sparse_initializer.add()),
+            "sparse initializers are not part",
+        ),
+        (lambda graph: graph.sparse_initializer.add(), "sparse initializers are not part"),
+        (lambda graph: graph.initializer.append(graph.initializer[0]), "two initializers are named 'top'"),
+    ],
+)
+def test_graphs_inside_of_nodes_are_held_to_the_same(change: Callable[[onnx.GraphProto], None], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        read_graph(make_model(change))
+
+
+@pytest.mark.parametrize("name", [b"clipped", b"clip", b"Clip", b"epsilon", b"inferencex", b"top", b"x"])
+def test_names_that_are_no_text_are_refused(name: bytes) -> None:
+    data = make_model().SerializeToString()
+    assert name in data
+    model = onnx.ModelProto()
+    model.ParseFromString(data.replace(name, b"\xff" + name[1:]))
+    with pytest.raises(BundleError, match="not valid UTF-8"):
+        read_graph(model)

@@ -314,3 +314,19 @@ def _status_within(child: int, seconds: float) -> int:
         return os.waitpid(child, 0)[1]
     finally:
         killer.cancel()
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, float("nan"), "0.5", True, None])
+def test_a_share_of_a_gpu_that_is_none_is_refused_on_any_device(
+    text_bundle: Path, hash_backend: Any, share: Any
+) -> None:
+    with pytest.raises(OptionError, match=r"gpu_memory_utilization=.*expected a share above 0 and at most 1"):
+        LLM(text_bundle, backend=hash_backend, gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:1,2", 0, None])
+def test_a_device_that_is_none_is_refused_whatever_the_backend(
+    text_bundle: Path, hash_backend: Any, device: Any
+) -> None:
+    with pytest.raises(OptionError, match="expected auto, cpu, cuda, rocm"):
+        LLM(text_bundle, backend=hash_backend, device=device)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
 from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.formats.kv_cache import KV_LARGEST, KVScales
+from inferencex.formats.records import record
 from inferencex.runtime.backends.base import DEFAULT_KV_CACHE_MEMORY, BackendOptions, MemoryNeeds, ModelFacts
 from inferencex.runtime.backends.cpu.executable import CpuExecutable
 from inferencex.runtime.backends.cpu.lowering import (
@@ -98,7 +99,7 @@ class CpuBackend:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class LoweredBundle:
     """A bundle's program, and what it was made for."""
 
@@ -160,6 +161,7 @@ def compile_bundle(bundle: Bundle, options: BackendOptions, communicator: Commun
 
     communicator: to the other ranks, where the bundle is one rank's part
     """
+    options.warn_of_unused(_LOG, bundle.path, "on the CPU", "gpu_memory_utilization")
     lowered = lower_bundle(bundle, options, communicator)
     check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
     threads = options.threads or default_threads()

@@ -14,7 +14,6 @@ from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
-from inferencex.runtime.backends.cpu.lowering.extents import Extent
 from inferencex.runtime.backends.cpu.lowering.views import ITEM_SIZES, Storage, View
 from inferencex.runtime.backends.cpu.native import _cpu
 
@@ -193,12 +192,7 @@ class _Builder:
         storage: Storage = view.storage
         if storage.layer is not None:
             return _cpu.Program.region_operand(self._pool, self._state.offsets[storage.layer])
-        dims, strides = _pairs(view.dims), _pairs(view.strides)
-        item = ITEM_SIZES[view.dtype]
+        offset = view.offset * ITEM_SIZES[view.dtype]
         if storage.array is not None:
-            return self._program.constant(view.dtype, dims, strides, view.offset * item, storage.array)
-        return _cpu.operand(view.dtype, dims, strides, self._offsets[storage] + view.offset * item)
-
-
-def _pairs(extents: tuple[Extent, ...]) -> list[tuple[int, int]]:
-    return [(extent.coefficient, int(extent.symbol)) for extent in extents]
+            return self._program.constant(view.dtype, view.dims, view.strides, offset, storage.array)
+        return _cpu.operand(view.dtype, view.dims, view.strides, self._offsets[storage] + offset)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.lowering import Instruction, LoweredProgram
 from inferencex.runtime.backends.cpu.lowering.views import View
 from inferencex.runtime.backends.cpu.native import _cpu
@@ -65,7 +65,7 @@ def _operand(view: View, names: dict[int, str], lowered: LoweredProgram | None) 
     return f"{names[id(view.storage)]}{offset} {shape}{place}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class OperationProfile:
     """What one operation of a program did, in all steps since profiling was switched on.
 
@@ -84,7 +84,7 @@ class OperationProfile:
     operations: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class MachineLimits:
     """What the machine does at best: INT8 operations and bytes read from memory, a second, with all threads."""
 

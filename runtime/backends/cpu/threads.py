@@ -14,8 +14,9 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from inferencex.formats.records import record
 
 _CPU_FOLDER = "sys/devices/system/cpu"
 _NODE_FOLDER = "sys/devices/system/node"
@@ -23,7 +24,7 @@ _CGROUP_FOLDER = "sys/fs/cgroup"
 _SIBLING_FILES = ("core_cpus_list", "thread_siblings_list")  # the second is the name before Linux 5.3
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Hierarchy:
     """A mounted hierarchy of control groups: `top` is the group that the folder `mount` shows."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.graph import Node, Value
+from inferencex.formats.records import record
 from inferencex.runtime.backends.graph.static_values import StaticValues
 
 _ACTIVATION_TYPES = {DataType.INT8: "i8", DataType.FLOAT8E4M3FN: "f8e4m3"}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ActivationQuantization:
     """How the graph quantizes a value.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Value
 from inferencex.formats.kv_cache import KVScales, kv_scales_by_layer
+from inferencex.formats.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LayerShape:
     """What one token of a layer keeps: `num_kv_heads` keys of `key_width` and values of `value_width` numbers."""
 

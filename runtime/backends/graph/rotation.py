@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from inferencex.formats.graph import Graph, Node, Value
+from inferencex.formats.records import record
 from inferencex.runtime.backends.graph.static_values import StaticValues
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Rotation:
     """A RotaryEmbedding in front of attention: what it rotates, and with what."""
 

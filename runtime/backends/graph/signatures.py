@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from inferencex.formats.dialect.names import DOMAIN, OPSET
 from inferencex.formats.onnx_messages import AttributeProto
+from inferencex.formats.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Signature:
     """What an operator takes and gives.
 

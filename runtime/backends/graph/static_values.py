@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from inferencex.formats.dtypes import DataType, is_packed
 from inferencex.formats.errors import BackendError, BundleError, QuantizationError
 from inferencex.formats.graph import Graph, Node, Value, to_array
 from inferencex.formats.packing import unpack_bits, unpack_int4
+from inferencex.formats.records import record
 from inferencex.runtime.backends.graph.computed_tables import table_rows
 from inferencex.runtime.backends.graph.well_formed import label_of
 
@@ -55,7 +56,7 @@ MOST_TABLE_ELEMENTS = 1 << 28
 """Of a table that the graph computes: 1 GB of float32."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class StoredArray:
     """The stored elements of a tensor, memory-mapped where they lie in a weight file.
 
@@ -67,7 +68,7 @@ class StoredArray:
     array: Array = field(repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class StoredWeight:
     """A weight `[..., N, K]` as the bundle stores it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from inferencex.formats.errors import BundleError
 from inferencex.runtime.backends.base import BackendOptions
 from inferencex.runtime.backends.position_tables import check_positions
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
+
+_LOG = logging.getLogger(__name__)
 
 # Weights that take more than this as float32 are converted anew at each use instead of being kept.
 _KEPT_WEIGHTS_BYTES = 8 << 30
@@ -29,6 +32,7 @@ class ReferenceBackend:
 
     def compile(self, bundle: Path, options: BackendOptions) -> ReferenceExecutable:
         """Open the bundle, checking it; weights are read when first used."""
+        options.warn_of_unused(_LOG, bundle, "by the backend reference", "pin", "gpu_memory_utilization")
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         return compile_bundle(Bundle.open(bundle), options)

@@ -238,7 +238,8 @@ GRAPH_EDITS: list[tuple[Callable[[onnx.ModelProto], object], str]] = [
     (lambda m: setattr(initializer(m, "up"), "data_type", onnx.TensorProto.STRING), "element type 8"),
     (lambda m: setattr(initializer(m, "up"), "name", "down"), "two initializers are named 'down'|holds no|points to"),
     (lambda m: m.graph.initializer.append(initializer(m, "up")), "two initializers are named 'up'"),
-    (lambda m: m.graph.initializer.remove(initializer(m, "down")), r"used by nothing in model.onnx: 'down'"),
+    (lambda m: m.graph.initializer.remove(initializer(m, "down")), "uses 'down', which is neither an input"),
+    (lambda m: forget(m, "down"), r"used by nothing in model.onnx: 'down'"),
     (lambda m: initializer(m, "bias").ClearField("raw_data"), "'bias': is not filled: 0 values held, 33 expected"),
     (lambda m: setattr(initializer(m, "bias"), "raw_data", b"1234"), "132 bytes expected"),
     (lambda m: m.ClearField("graph"), "holds no graph"),
@@ -252,6 +253,14 @@ GRAPH_EDITS: list[tuple[Callable[[onnx.ModelProto], object], str]] = [
     (lambda m: setattr(attribute(m, "block_size"), "i", -3), "block size -3"),
     (lambda m: m.graph.node[0].input.__setitem__(2, "down"), "zero points 'down' are FLOAT"),
 ]
+
+
+def forget(model: onnx.ModelProto, name: str) -> None:
+    """Remove an initializer, and have nodes read the graph's input instead."""
+    model.graph.initializer.remove(initializer(model, name))
+    for node in model.graph.node:
+        for place, used in enumerate(node.input):
+            node.input[place] = model.graph.input[0].name if used == name else used
 
 
 def attribute(model: onnx.ModelProto, name: str) -> onnx.AttributeProto:

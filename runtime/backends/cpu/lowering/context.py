@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
 from inferencex.formats.kv_cache import KVScales
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
 from inferencex.runtime.backends.cpu.lowering.views import (
     ITEM_SIZES,
@@ -33,7 +34,7 @@ MOST_ELEMENTS = 1 << 40
 """Of a value of the arena, for each token or row where it grows with those."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Instruction:
     """One operation of the program: its kind in the native module, operands and attributes."""
 
@@ -45,7 +46,7 @@ class Instruction:
     fallback: FallbackFunction | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LoweringOptions:
     """What the program is made for.
 
@@ -68,7 +69,7 @@ class LoweringOptions:
     communicator: Communicator | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Quantized:
     """A value as the integer linears read it: the three parts of a QuantizedRows."""
 
@@ -77,7 +78,7 @@ class Quantized:
     sums: View
 
 
-@dataclass
+@record
 class Lowering:
     """Turns nodes into instructions, one after the other.
 
@@ -153,7 +154,8 @@ class Lowering:
         if size.coefficient > MOST_ELEMENTS or any(extent.coefficient < 0 for extent in dims):
             raise BackendError(f"a value of shape [{', '.join(map(str, dims))}] is not one that a step can compute")
         storage = Storage(size * Extent(ITEM_SIZES[dtype]))
-        return View(storage, dtype, tuple(dims), contiguous_strides(dims))
+        shape = tuple(dims)
+        return View(storage, dtype, shape, contiguous_strides(shape))
 
     def emit(
         self,

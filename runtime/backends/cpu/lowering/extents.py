@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from inferencex.formats.errors import BackendError
 
@@ -21,36 +21,48 @@ class Symbol(IntEnum):
 _NAMES = {"tokens": Symbol.TOKENS, "rows": Symbol.ROWS}
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """`coefficient`, times the number that `symbol` names. A coefficient of 0 has no symbol."""
+class Extent(NamedTuple):
+    """`coefficient`, times the number that `symbol` names. A coefficient of 0 has no symbol: `Extent.of` sees to it.
+
+    A tuple, for lowering makes, compares and hashes thousands of them: where it may be that or a tuple of several, ask
+    whether it is an Extent.
+    """
 
     coefficient: int
     symbol: Symbol = Symbol.NONE
 
-    def __post_init__(self) -> None:
-        if self.coefficient == 0 and self.symbol is not Symbol.NONE:
-            object.__setattr__(self, "symbol", Symbol.NONE)
+    @classmethod
+    def of(cls, coefficient: int, symbol: Symbol) -> Extent:
+        """Return the size of a coefficient that may be 0."""
+        return cls(coefficient, symbol if coefficient else Symbol.NONE)
 
     @property
     def is_constant(self) -> bool:
         """Tell whether the size is the same in every step."""
         return self.symbol is Symbol.NONE
 
-    def __mul__(self, other: Extent) -> Extent:
+    def __mul__(self, other: Extent) -> Extent:  # type: ignore[override]  # sizes are multiplied, not repeated
         """Return the product. Raises BackendError for one that grows with the square of a step."""
-        if other.coefficient == 1 and other.symbol is Symbol.NONE:
-            return self
-        if self.coefficient and other.coefficient and not self.is_constant and not other.is_constant:
+        coefficient, symbol = self
+        other_coefficient, other_symbol = other
+        if other_symbol is Symbol.NONE:
+            if other_coefficient == 1:
+                return self
+        elif symbol is Symbol.NONE:
+            if coefficient == 1:
+                return other
+            symbol = other_symbol
+        elif coefficient and other_coefficient:
             raise BackendError(f"a size of {self} times {other} grows faster than a step; the CPU backend has none")
-        return Extent(self.coefficient * other.coefficient, self.symbol or other.symbol)
+        coefficient *= other_coefficient
+        return Extent(coefficient, symbol if coefficient else Symbol.NONE)
 
     def divided_by(self, other: Extent) -> Extent | None:
         """Return the quotient where it is a whole multiple, else None."""
         if other.coefficient == 0 or self.coefficient % other.coefficient:
             return None
         if other.is_constant:
-            return Extent(self.coefficient // other.coefficient, self.symbol)
+            return Extent.of(self.coefficient // other.coefficient, self.symbol)
         return Extent(self.coefficient // other.coefficient) if self.symbol is other.symbol else None
 
     def at(self, tokens: int, rows: int) -> int:
@@ -79,4 +91,4 @@ def extent_named(dimension: int | str | None) -> Extent | None:
     symbol = _NAMES.get(name.strip())
     if symbol is None or (factor and not factor.strip().isdecimal()):
         return None
-    return Extent(int(factor) if factor else 1, symbol)
+    return Extent.of(int(factor) if factor else 1, symbol)

@@ -76,7 +76,7 @@ def _concat(lowering: Lowering, node: Node) -> Integers | None:
     parts = _all(lowering, node)
     if parts is None or any(isinstance(part, Extent) for part in parts):
         return None
-    return tuple(entry for part in parts if isinstance(part, tuple) for entry in part)
+    return tuple(entry for part in parts if not isinstance(part, Extent) for entry in part)
 
 
 def _same(lowering: Lowering, node: Node) -> Integers | None:
@@ -95,7 +95,7 @@ def _to_list(lowering: Lowering, node: Node) -> Integers | None:
 
 def _to_scalar(lowering: Lowering, node: Node) -> Integers | None:
     known = known_integers(lowering, node.inputs[0])
-    return known[0] if isinstance(known, tuple) and len(known) == 1 else None
+    return known[0] if known is not None and not isinstance(known, Extent) and len(known) == 1 else None
 
 
 def _reshape(lowering: Lowering, node: Node) -> Integers | None:
@@ -110,7 +110,7 @@ def _reshape(lowering: Lowering, node: Node) -> Integers | None:
 
 def _gather(lowering: Lowering, node: Node) -> Integers | None:
     data, index = known_integers(lowering, node.inputs[0]), known_integers(lowering, node.inputs[1])
-    if not isinstance(data, tuple) or index is None:
+    if data is None or isinstance(data, Extent) or index is None:
         return None
     places = (index,) if isinstance(index, Extent) else index
     if not all(place.is_constant and -len(data) <= place.coefficient < len(data) for place in places):
@@ -123,7 +123,7 @@ def _slice(lowering: Lowering, node: Node) -> Integers | None:
     data = known_integers(lowering, node.inputs[0])
     bounds = [integer_list(lowering, input_of(node, place)) for place in (1, 2)]
     steps = integer_list(lowering, input_of(node, 4)) if input_of(node, 4) is not None else [1]
-    if not isinstance(data, tuple) or bounds[0] is None or bounds[1] is None or steps is None:
+    if data is None or isinstance(data, Extent) or bounds[0] is None or bounds[1] is None or steps is None:
         return None
     return data[slice(bounds[0][0], bounds[1][0], steps[0])]
 
@@ -136,7 +136,7 @@ def _product(lowering: Lowering, node: Node) -> Integers | None:
     if isinstance(left, Extent) and isinstance(right, Extent):
         return left * right
     if isinstance(left, Extent):
-        return tuple(left * entry for entry in right) if isinstance(right, tuple) else None
+        return None if isinstance(right, Extent) else tuple(left * entry for entry in right)
     if isinstance(right, Extent):
         return tuple(entry * right for entry in left)
     if len(left) != len(right):
@@ -153,7 +153,7 @@ def _difference(sign: int) -> Callable[[Lowering, Node], Integers | None]:
         assert isinstance(left, Extent) and isinstance(right, Extent)
         if left.symbol is not right.symbol and left.coefficient and right.coefficient:
             return None
-        return Extent(left.coefficient + sign * right.coefficient, left.symbol or right.symbol)
+        return Extent.of(left.coefficient + sign * right.coefficient, left.symbol or right.symbol)
 
     return compute
 

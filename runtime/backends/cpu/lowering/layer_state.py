@@ -6,14 +6,14 @@ A sequence's first block then takes a few hundred kilobytes in one place, not a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from inferencex.formats.errors import BackendError
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.graph.layer_shapes import LayerShape
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StateLayout:
     """The memory of a pool.
 

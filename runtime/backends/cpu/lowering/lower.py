@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from inferencex.formats.dialect.names import DOMAIN
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node, Value
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.lowering import (
     arrangement,
     attention,
@@ -67,7 +67,7 @@ _SPECIAL: dict[tuple[str, str], tuple[Handler, ...]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class HiddenStates:
     """What the head reads.
 
@@ -79,7 +79,7 @@ class HiddenStates:
     instructions: int
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class LoweredProgram:
     """A graph as the native module runs it.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.lowering.context import Instruction
 from inferencex.runtime.backends.cpu.lowering.views import Storage, View
 
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class MemoryPlan:
     """Where every storage of the arena begins, in bytes.
 

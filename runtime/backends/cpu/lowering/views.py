@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inferencex.formats.records import record
 from inferencex.runtime.backends.cpu.lowering.extents import ONE, Extent
 from inferencex.runtime.backends.graph.static_values import StoredWeight
 
@@ -18,7 +20,7 @@ MAX_RANK = 6
 """Of an operand of the native module."""
 
 
-@dataclass(eq=False)
+@record(eq=False)
 class Storage:
     """Memory of a program.
 
@@ -37,7 +39,7 @@ class Storage:
         return self.array is None and self.layer is None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class View:
     """Elements of a storage: `strides` and `offset` count elements; a broadcast dimension has stride 0."""
 
@@ -64,7 +66,7 @@ class View:
 
     def transposed(self, order: Sequence[int]) -> View:
         """Return the view with its dimensions in another order."""
-        return replace(self, dims=tuple(self.dims[i] for i in order), strides=tuple(self.strides[i] for i in order))
+        return self._with(tuple([self.dims[i] for i in order]), tuple([self.strides[i] for i in order]))
 
     def sliced(self, axis: int, start: int, size: Extent) -> View | None:
         """Return `size` entries of `axis` from `start` on; None where their place depends on the step."""
@@ -72,14 +74,14 @@ class View:
         if start and not stride.is_constant:
             return None
         dims = (*self.dims[:axis], size, *self.dims[axis + 1 :])
-        return replace(self, dims=dims, offset=self.offset + start * stride.coefficient)
+        return View(self.storage, self.dtype, dims, self.strides, self.offset + start * stride.coefficient)
 
     def every(self, axis: int, step: int) -> View:
         """Return every `step`-th entry of an axis of constant size, beginning with the first."""
         dims, strides = list(self.dims), list(self.strides)
         dims[axis] = Extent(-(-dims[axis].coefficient // step))
         strides[axis] = strides[axis] * Extent(step)
-        return replace(self, dims=tuple(dims), strides=tuple(strides))
+        return self._with(tuple(dims), tuple(strides))
 
     def broadcast_to(self, dims: Sequence[Extent]) -> View:
         """Return the view repeated along new leading dimensions and along those of size 1 (numpy's rules)."""
@@ -89,10 +91,14 @@ class View:
             if own != wanted and own != ONE:
                 raise ValueError(f"{[str(d) for d in self.dims]} does not broadcast to {[str(d) for d in dims]}")
             strides.append(stride if own == wanted else Extent(0))
-        return replace(self, dims=tuple(dims), strides=tuple(strides))
+        return self._with(tuple(dims), tuple(strides))
+
+    def _with(self, dims: tuple[Extent, ...], strides: tuple[Extent, ...]) -> View:
+        return View(self.storage, self.dtype, dims, strides, self.offset)
 
 
-def contiguous_strides(dims: Sequence[Extent]) -> tuple[Extent, ...]:
+@lru_cache(maxsize=1024)  # a graph has few shapes, many times
+def contiguous_strides(dims: tuple[Extent, ...]) -> tuple[Extent, ...]:
     """Return the strides of a row-major array; a dimension of size 1 has the stride it would have otherwise."""
     strides = [ONE]
     for size in reversed(dims[1:]):
@@ -103,7 +109,7 @@ def contiguous_strides(dims: Sequence[Extent]) -> tuple[Extent, ...]:
 def constant_view(array: NDArray[Any], dtype: str) -> View:
     """Return a view of a whole array that never changes."""
     data = np.ascontiguousarray(array)
-    dims = tuple(Extent(size) for size in data.shape)
+    dims = tuple([Extent(size) for size in data.shape])
     return View(Storage(Extent(data.nbytes), data), dtype, dims, contiguous_strides(dims))
 
 
@@ -127,6 +133,7 @@ def broadcast_dims(shapes: Sequence[Sequence[Extent]]) -> tuple[Extent, ...]:
     return tuple(result)
 
 
+@lru_cache(maxsize=1024)
 def _reshaped_strides(
     dims: tuple[Extent, ...], strides: tuple[Extent, ...], wanted: tuple[Extent, ...]
 ) -> tuple[Extent, ...] | None:
