@@ -27,12 +27,13 @@ def doctor(
 ) -> None:
     """Show devices, drivers and versions, what runs where, and why something does not."""
     from inferencex.formats.errors import BundleError
+    from inferencex.runtime.backends import automatic_backends
     from inferencex.runtime.backends.diagnosis import diagnose
 
     if bundle is not None and not bundle.is_dir():
         raise BundleError(f"{bundle}: is not a folder; a bundle is the folder that inferencex-convert writes")
     found = diagnose(bundle)
-    runs = [finding.what for finding in found.backends if finding.is_good]
+    runs = [finding.what for finding in found.backends if finding.is_good and finding.what in automatic_backends()]
     chosen = runs[0] if bundle is not None and runs else None
     if as_json:
         typer.echo(json.dumps({**asdict(found), "chosen": chosen}, indent=2))

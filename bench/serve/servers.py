@@ -112,13 +112,14 @@ class Vllm:
     """vLLM's CPU build."""
 
     engine = "vllm"
-    module = "vllm.entrypoints.cli.main"
+    module = "vllm.entrypoints.openai.api_server"  # its command asks for metadata that the CPU build has not
     as_text = False
     settings = "its OpenAI server, bfloat16, threads bound to cores, prompts as token ids"
 
     def command(self, folder: Path, port: int, load: Load) -> list[str]:
         """Return the arguments of its interpreter."""
         options = {
+            "--model": folder,
             "--served-model-name": _MODEL,
             "--host": "127.0.0.1",
             "--port": port,
@@ -126,7 +127,7 @@ class Vllm:
             "--max-num-seqs": load.concurrency,
             "--dtype": "bfloat16",
         }
-        return ["-m", self.module, "serve", str(folder), *_flat(options)]
+        return ["-m", self.module, *_flat(options)]
 
     def environment(self, load: Load) -> Mapping[str, str]:
         """Return the variables it needs."""

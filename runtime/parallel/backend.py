@@ -6,13 +6,15 @@ import importlib.util
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import BackendError, OptionError
+from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import (
     Backend,
     BackendOptions,
@@ -30,6 +32,8 @@ from inferencex.runtime.parallel.wire import Message
 from inferencex.runtime.parallel.workers import Workers
 
 _LOG = logging.getLogger(__name__)
+
+_LOOK = 0.25
 
 _REASON_PATIENCE = 5.0
 """Seconds until it is known why a rank did not come to an exchange."""
@@ -59,7 +63,8 @@ class ShardingBackend(Protocol):
     def connect(self, options: BackendOptions, store: str, rank: int, size: int) -> Communicator:
         """Join the other ranks, who call this at the same time; `store` is a path where no file is yet.
 
-        Its folder stays until the ranks end. Raises BackendError when they cannot be found.
+        Its folder stays until all have joined, or, where the communicator keeps it, until the ranks end. Raises
+        BackendError when they cannot be found.
         """
         ...
 
@@ -112,12 +117,14 @@ class ParallelBackend:
             raise BackendError(_TORCH_IS_MISSING)
         of_ranks = [self._sharding.rank_options(options, rank, self.size) for rank in range(self.size)]
         shards = self._shards(bundle)
-        workers = Workers(self.size)
-        folder = Path(tempfile.mkdtemp(prefix="inferencex-ranks-"))
+        folder = _new_folder()
+        workers: Workers | None = None
         try:
+            workers = Workers(self.size)
             return self._start(shards, of_ranks, workers, folder)
         except BaseException:
-            workers.close()
+            if workers is not None:
+                workers.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -148,7 +155,13 @@ class ParallelBackend:
         workers.tell(
             {rank: Message("load", self._settings(shards, of_ranks[rank], rank, store)) for rank in range(1, size)}
         )
-        importlib.import_module("torch")  # which takes a while, and the other ranks do as well
+        try:
+            importlib.import_module("torch")  # which takes a while, and the other ranks do as well
+        except (ImportError, OSError) as error:
+            raise BackendError(
+                f"tensor_parallel_size={size} needs the package 'torch', which cannot be loaded: "
+                f"{type(error).__name__}: {error}; install inferencex[parallel] anew"
+            ) from error
         own = sharding.facts_of(shards[0], of_ranks[0])
         blocks, bytes_per_token = [sharding.blocks_of(shards[0], of_ranks[0])], own.bytes_per_token
         for rank, found in workers.ask("loaded").items():
@@ -160,14 +173,19 @@ class ParallelBackend:
         workers.tell(Message("compile", {"num_blocks": num_blocks}))
         workers.watch()
         agreed = replace(of_ranks[0], num_blocks=num_blocks)
-        communicator = sharding.connect(agreed, store, 0, size)
+        communicator = _unless_a_rank_fails(workers, lambda: sharding.connect(agreed, store, 0, size))
         workers.on_failure(communicator.abort)
         try:
             first = sharding.compile_shard(shards[0], agreed, communicator)
+            workers.wait_until_ready()
         except LostRankError as error:
             workers.wait_for_failure(_REASON_PATIENCE)
             raise workers.error() from error
-        workers.wait_until_ready()
+        except BaseException:  # the others are ended next: what is left of an exchange would wait for them
+            communicator.abort()
+            raise
+        if not communicator.keeps_store:
+            shutil.rmtree(folder, ignore_errors=True)  # now, for a process that is killed removes nothing
         return ParallelExecutable(first, workers, communicator, bytes_per_token, folder)
 
     def _settings(
@@ -183,6 +201,43 @@ class ParallelBackend:
             "options": plain,
             "store": store,
         }
+
+
+def _new_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="inferencex-ranks-"))
+    except OSError as error:
+        raise BackendError(
+            f"the ranks need a folder for a small file by which they find each other, and none can be made: {error}; "
+            "set TMPDIR to a folder that can be written to"
+        ) from error
+
+
+def _unless_a_rank_fails(workers: Workers, connect: Callable[[], Communicator]) -> Communicator:
+    """Return what `connect` does; raise BackendError as soon as a rank has failed, which it would wait for.
+
+    It is left waiting then, on its own thread, until its patience ends. Interrupts are raised at once.
+    """
+    ended = threading.Event()
+
+    def work() -> Communicator:
+        try:
+            return connect()
+        finally:
+            ended.set()
+
+    connecting = Aside(work)
+    workers.on_failure(ended.set)
+    while not ended.wait(_LOOK):  # for interrupts as well
+        pass
+    if workers.failure is not None:
+        raise workers.error()
+    try:
+        return connecting.result()
+    except BackendError as error:
+        if workers.wait_for_failure(_REASON_PATIENCE):
+            raise workers.error() from error
+        raise
 
 
 _TORCH_IS_MISSING = (

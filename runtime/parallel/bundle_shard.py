@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.shards import StoredTensor
 from inferencex.formats.errors import BackendError, BundleError
-from inferencex.formats.graph import Graph
 from inferencex.runtime.parallel.shard import Shard
 from inferencex.runtime.parallel.tensors import cut_tensor
 
@@ -31,14 +29,9 @@ class BundleShard(Bundle):
             )
             for name, cut in shard.tensors.items()
         }
-        super().__init__(bundle.path, bundle.manifest, bundle._proto, stored)
+        super().__init__(bundle.path, bundle.manifest, bundle._proto, shard.graph, stored)
         self.shard = shard
         self._bundle = bundle
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The rank's graph."""
-        return self.shard.graph
 
     @property
     def model(self) -> Any:

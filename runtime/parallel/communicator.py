@@ -19,6 +19,7 @@ class Communicator(Protocol):
 
     rank, size:      which rank this is, of how many
     can_be_recorded: whether exchanges may be part of a recorded step of a device, and are run anew with it
+    keeps_store:     whether ranks still read where they found each other when all of them have
     """
 
     @property
@@ -34,6 +35,11 @@ class Communicator(Protocol):
     @property
     def can_be_recorded(self) -> bool:
         """Whether nothing in an exchange waits for the host."""
+        ...
+
+    @property
+    def keeps_store(self) -> bool:
+        """Whether the store has to stay as long as the ranks do."""
         ...
 
     def all_reduce(self, array: Any) -> None:
@@ -60,6 +66,7 @@ class Unconnected:
     """Stands for a communicator where a graph is only looked at; exchanges raise BackendError."""
 
     can_be_recorded = False
+    keeps_store = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

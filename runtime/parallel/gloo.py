@@ -29,6 +29,7 @@ class GlooCommunicator:
     """
 
     can_be_recorded = False
+    keeps_store = False
 
     def __init__(self, store: str, rank: int, size: int, patience: float = PATIENCE) -> None:
         self.rank, self.size = rank, size

@@ -37,6 +37,7 @@ class NcclCommunicator:
     """
 
     can_be_recorded = True
+    keeps_store = True
 
     def __init__(self, store: str, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size = rank, size

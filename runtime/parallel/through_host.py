@@ -21,7 +21,7 @@ class ThroughHost:
 
     def __init__(self, arrays: Communicator) -> None:
         self._arrays = arrays
-        self.rank, self.size = arrays.rank, arrays.size
+        self.rank, self.size, self.keeps_store = arrays.rank, arrays.size, arrays.keeps_store
 
     def all_reduce(self, array: Tensor) -> None:
         """Add up in float32, and round to the tensor's type."""

@@ -26,6 +26,10 @@ class ClosedError(Exception):
     """Raised where the other side is gone, or says something that is no message."""
 
 
+class BusyError(ClosedError):
+    """Raised where the other side takes nothing for as long as its socket waits, and maybe half of a message."""
+
+
 @dataclass(frozen=True)
 class Message:
     """Something said: its kind, what else JSON can say, and arrays of int32."""
@@ -36,13 +40,15 @@ class Message:
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send a message. Raises ClosedError when nobody is there."""
+    """Send a message. Raises ClosedError when nobody is there, BusyError when a socket with a timeout has waited."""
     arrays = [np.ascontiguousarray(array, dtype="<i4") for array in message.arrays]
     header = json.dumps(
         {"kind": message.kind, "fields": message.fields, "arrays": [["int32", array.shape] for array in arrays]}
     ).encode()
     try:
         connection.sendall(b"".join([struct.pack("<I", len(header)), header, *(array.tobytes() for array in arrays)]))
+    except BlockingIOError as error:
+        raise BusyError(str(error)) from error
     except OSError as error:
         raise ClosedError(str(error)) from error
 

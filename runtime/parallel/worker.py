@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -23,7 +22,6 @@ from inferencex.runtime.parallel.wire import ClosedError, Message, receive, send
 
 def main() -> None:
     """Serve the first rank until it closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of its processes; the first rank decides
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_watch, args=(connection,), name="watch", daemon=True).start()
     try:

@@ -7,20 +7,40 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.parallel.wire import ClosedError, Message, receive, send
+from inferencex.runtime.parallel.wire import BusyError, ClosedError, Message, receive, send
 
 _LAST_LINES = 12
 _GRACE = 2.0
 """Seconds that a process has to end once it was told to, and to say why it ended."""
+
+_SENDING_PATIENCE = 60
+"""Seconds in which a rank has to take what it is sent: those that run do so at once, those that were stopped never."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _left_to_the_first_rank() -> Iterator[None]:
+    """Start processes meanwhile that never get the signals by which a terminal or a service manager ends all at once.
+
+    The first rank decides then, and may have answers to complete; the others end when it does. A process inherits what
+    its parent's thread blocks.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Worker:
@@ -29,7 +49,7 @@ class Worker:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.connection, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _left_to_the_first_rank():
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "inferencex.runtime.parallel.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -37,6 +57,7 @@ class Worker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SENDING_PATIENCE, 0))
         assert self.process.stderr is not None, "it is a pipe"
         self.errors = self.process.stderr
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -72,7 +93,7 @@ class Workers:
         """Start the processes of ranks 1 to `size - 1`."""
         self.failure: str | None = None
         self._failed = threading.Event()
-        self._refusals: deque[str] = deque()
+        self._refusals: deque[Message] = deque()
         self._changed = threading.Condition()
         self._num_ready = 0
         self._reactions: list[Callable[[], None]] = []
@@ -95,8 +116,15 @@ class Workers:
     def tell(self, messages: Mapping[int, Message] | Message) -> None:
         """Send each rank its message, or all of them the same. A rank that is gone is a failure, told elsewhere."""
         for worker in self._workers:
-            with contextlib.suppress(ClosedError):
+            try:
                 send(worker.connection, messages if isinstance(messages, Message) else messages[worker.rank])
+            except BusyError:
+                self._end(
+                    f"rank {worker.rank} (process {worker.process.pid}) has taken no message for {_SENDING_PATIENCE} "
+                    "seconds: it was stopped, or hangs"
+                )
+            except ClosedError:
+                continue
 
     def ask(self, kind: str) -> dict[int, Mapping[str, Any]]:
         """Wait for a message of this kind from every rank, and return what each says; before `watch`.
@@ -206,9 +234,9 @@ class Workers:
                         continue
                     if message is not None and message.kind == "refused":
                         with self._changed:
-                            self._refusals.append(str(message.fields.get("error")))
+                            self._refusals.append(message)
                             self._changed.notify_all()
-                        alone = threading.Timer(_GRACE, self._end_if_alone, [worker])
+                        alone = threading.Timer(_GRACE, self._end_if_alone, [worker, message])
                         alone.daemon = True
                         alone.start()
                         continue
@@ -216,12 +244,13 @@ class Workers:
                     if not self._is_closing:
                         self._fail(worker, message)
 
-    def _end_if_alone(self, worker: Worker) -> None:
+    def _end_if_alone(self, worker: Worker, refusal: Message) -> None:
         """End all when a rank refuses what the first one did not, which now waits for it."""
         with self._changed:
-            refusal = self._refusals[0] if self._refusals else None
-        if refusal is not None:
-            self._end(f"rank {worker.rank} has refused a step that the first rank runs: {refusal}")
+            is_open = any(refusal is other for other in self._refusals)
+        if is_open:
+            reason = refusal.fields.get("error")
+            self._end(f"rank {worker.rank} has refused a step that the first rank runs: {reason}")
 
     @staticmethod
     def _listen(worker: Worker) -> Message | None:

@@ -127,8 +127,11 @@ class EngineLoop:
         if not (self.is_running and self._command(end)):
             deliver(None)
 
-    def stop(self, timeout: float | None = None, error: InferenceXError | None = None) -> None:
-        """Abort what runs, whose callers are told `error`, and end the thread. May be called from any but its own."""
+    def stop(self, timeout: float | None = None, error: InferenceXError | None = None) -> bool:
+        """Abort what runs, whose callers are told `error`, and end the thread; tell whether it has ended by then.
+
+        May be called from any thread but its own, and again to go on waiting.
+        """
         with self._wake:
             if error is not None:
                 self._stopped_by = error
@@ -138,6 +141,7 @@ class EngineLoop:
             self._thread.join(timeout)
         if self._flush in self.shared.after_step:
             self.shared.after_step.remove(self._flush)
+        return self._thread is None or not self._thread.is_alive()
 
     def post(self, deliver: Callable[[Any], None], value: Any) -> None:
         """Have `deliver(value)` called on the event loop, at the latest after this step."""

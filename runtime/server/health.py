@@ -87,7 +87,11 @@ def router() -> APIRouter:
 
     @routes.get("/ready", responses={503: {"model": Readiness}})
     async def ready(service: Service, response: Response) -> Readiness:
-        """Tell whether every model that was asked for at the start is warm, and the server is not shutting down."""
+        """Tell whether requests should be sent here.
+
+        They should when every model that was asked for at the start is warm, none that serves has lost what it runs on
+        for good, and the server is not shutting down.
+        """
         found = readiness(service)
         if not found.ready:
             response.status_code = 503
@@ -122,6 +126,7 @@ def readiness(service: InferenceService) -> Readiness:
     """Return whether requests should be sent to a service, and if not, why."""
     reasons = ["the server is shutting down"] if service.draining else []
     reasons += [f"{uid}: {why}" for uid, why in service.registry.missing.items()]
+    reasons += [f"{version}: {why}" for version, why in service.registry.lost.items()]
     if not reasons and not service.registry.list():
         reasons.append("no model is loaded")
     return Readiness(ready=not reasons, reasons=reasons)

@@ -122,6 +122,16 @@ class ModelRegistry:
             if deployment.required and deployment.main is None
         }
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """Versions that get traffic and can answer none of it any more, by name and version, each with the reason."""
+        return {
+            f"{model.name}@{model.version}": model.failure
+            for deployment in self._deployments.values()
+            for model in (version.model for version in deployment.serving)
+            if model is not None and model.failure is not None
+        }
+
     def load(self, request: LoadRequest) -> Version:
         """Begin to load a bundle; `await version.loaded()` for the end.
 

@@ -11,10 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from inferencex.formats.errors import InferenceXError
+from inferencex.runtime.backends.base import LosableExecutable
 from inferencex.runtime.llm import LLM
 from inferencex.runtime.server.engine_loop import EngineLoop
 from inferencex.runtime.server.models.options import ModelOptions
 from inferencex.runtime.server.models.totals import EngineTotals
+
+_STEP_PATIENCE = 5.0
+"""Seconds that a step has to end when its model is unloaded, where it can be ended at all."""
 
 
 class ServedModel:
@@ -74,6 +78,12 @@ class ServedModel:
         """What the replicas have done since the model was ready, and are doing now, summed up."""
         return self._sum().since(self._at_start)
 
+    @property
+    def failure(self) -> str | None:
+        """Why no request can be answered any more, in the words of a replica; None while one of them can."""
+        found = [_failure_of(loop) for loop in self.loops]
+        return None if None in found else found[0]
+
     def start(self) -> None:
         """Start the replicas' threads; results go to the running event loop."""
         for loop in self.loops:
@@ -82,15 +92,23 @@ class ServedModel:
     def stop(self, error: InferenceXError) -> None:
         """End the threads; what still runs is aborted, and its callers are told `error`.
 
-        Waits for steps under way: not to be called on the event loop.
+        Waits for steps under way: not to be called on the event loop. One that takes long may wait for a process that
+        hangs, and is given up where that is possible: nobody will read what it computes.
         """
         for loop in self.loops:
+            executable = loop.shared.engine.executable
+            if not loop.stop(_STEP_PATIENCE, error) and isinstance(executable, LosableExecutable):
+                executable.abandon(f"{self.name}@{self.version} was unloaded within a step")
             loop.stop(error=error)
 
     def pick(self) -> EngineLoop:
-        """Return the replica with the fewest unfinished requests, in turn where several have equally few."""
-        first = next(self._turn) % len(self.loops)
-        return min(self.loops[first:] + self.loops[:first], key=lambda loop: loop.num_unfinished)
+        """Return the replica with the fewest unfinished requests, in turn where several have equally few.
+
+        One that has failed for good is only picked where all have, to say so.
+        """
+        able = [loop for loop in self.loops if _failure_of(loop) is None] or self.loops
+        first = next(self._turn) % len(able)
+        return min(able[first:] + able[:first], key=lambda loop: loop.num_unfinished)
 
     def lease(self) -> Lease:
         """Return a hold on the model, which is not unloaded before it is released."""
@@ -109,6 +127,11 @@ class ServedModel:
 
     def _sum(self) -> EngineTotals:
         return EngineTotals.sum(EngineTotals.of(loop.stats) for loop in self.loops)
+
+
+def _failure_of(loop: EngineLoop) -> str | None:
+    executable = loop.shared.engine.executable
+    return executable.failure if isinstance(executable, LosableExecutable) else None
 
 
 class Lease:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferencex.formats.errors import BackendError, OptionError
-from inferencex.runtime.backends import select_backend
+from inferencex.runtime.backends import automatic_backends, select_backend
 from inferencex.runtime.backends.device_names import DeviceName
 
 
@@ -28,14 +30,23 @@ def test_names(text: str, expected: DeviceName) -> None:
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:1:2", "cpu:0", "auto:0", "cuda:1 "])
-def test_what_is_no_name(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:1:2", "cuda:1,2", "cpu:0", "auto:0", "cuda:1 ", 0],
+)
+def test_what_is_no_name(text: Any) -> None:
     with pytest.raises(OptionError, match="expected auto, cpu, cuda, rocm"):
         DeviceName.parse(text)
 
 
 def test_the_cpu_is_asked_for(tmp_path: Path) -> None:
     assert select_backend("auto", tmp_path, "cpu").name == "cpu"
+
+
+@pytest.mark.parametrize(("has_gpu", "first"), [(True, "triton"), (False, "cpu")])
+def test_gpus_are_tried_where_there_is_a_driver(has_gpu: bool, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencex.runtime.backends.may_have_gpu", lambda: has_gpu)
+    assert automatic_backends()[0] == first
 
 
 @pytest.mark.parametrize(("backend", "device"), [("cpu", "cuda"), ("reference", "rocm:0"), ("triton", "cpu")])
@@ -70,6 +81,25 @@ def test_auto_imports_no_torch_where_there_is_no_driver(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", command], check=True)
+
+
+@pytest.mark.parametrize("error", [OSError("libcudart.so.12: no such file"), ImportError("undefined symbol: abc")])
+def test_a_gpu_that_is_not_used_is_no_secret(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is a driver, somebody may wonder why everything is slow."""
+
+    def broken(module: str) -> Any:
+        if module.endswith("triton"):
+            raise error
+        return import_module(module)
+
+    monkeypatch.setattr("inferencex.runtime.backends.may_have_gpu", lambda: True)
+    monkeypatch.setattr("inferencex.runtime.backends.import_module", broken)
+    assert select_backend("auto", tmp_path).name == "cpu"
+    assert "runs on the backend cpu, and not on a GPU: the backend 'triton' cannot be loaded: " in caplog.text
+    with pytest.raises(BackendError, match=str(error)):
+        select_backend("auto", tmp_path, "cuda")
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:

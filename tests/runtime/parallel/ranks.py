@@ -52,6 +52,7 @@ class ThreadCommunicator:
     """One rank's end; see `Communicator`."""
 
     can_be_recorded = False
+    keeps_store = False
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting

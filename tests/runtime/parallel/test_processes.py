@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +28,7 @@ from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.reference import ReferenceBackend
 from inferencex.runtime.parallel import backend as backend_module
 from inferencex.runtime.parallel import executable as executable_module
+from inferencex.runtime.parallel import gloo as gloo_module
 from inferencex.runtime.parallel.backend import ParallelBackend
 from inferencex.runtime.parallel.communicator import LostRankError
 from inferencex.runtime.parallel.executable import ParallelExecutable
@@ -162,6 +167,94 @@ def test_a_rank_that_dies_while_all_load_is_named(make_bundle: MakeBundle, monke
         ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
 
 
+def test_a_first_rank_that_cannot_load_leaves_no_exchange_behind(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On devices what is left of one would wait for the others, which are ended."""
+    aborted = threading.Event()
+
+    def fail(*arguments: Any) -> None:
+        raise BackendError("not enough memory")
+
+    monkeypatch.setattr(GlooCommunicator, "abort", lambda communicator: aborted.set())
+    monkeypatch.setattr(CpuBackend, "compile_shard", fail)
+    with pytest.raises(BackendError, match=r"^not enough memory$"):
+        ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
+    assert aborted.is_set()
+
+
+def test_a_rank_that_dies_while_all_connect_is_named(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within seconds, and not when the first rank's patience ends, which waits for it inside of torch."""
+    ranks: list[Workers] = []
+    tell, connect = Workers.tell, CpuBackend.connect
+
+    def stop_and_tell(workers: Workers, messages: Any) -> None:
+        if isinstance(messages, Message) and messages.kind == "compile":
+            ranks.append(workers)
+            os.kill(workers.process_ids[0], signal.SIGSTOP)
+        tell(workers, messages)
+
+    def kill_and_connect(backend: CpuBackend, *arguments: Any) -> GlooCommunicator:
+        os.kill(ranks[0].process_ids[0], signal.SIGKILL)
+        return connect(backend, *arguments)  # type: ignore[return-value]
+
+    monkeypatch.setattr(Workers, "tell", stop_and_tell)
+    monkeypatch.setattr(CpuBackend, "connect", kill_and_connect)
+    monkeypatch.setattr(gloo_module, "PATIENCE", 3 * SOON)
+    begin = time.monotonic()
+    with pytest.raises(BackendError, match=r"rank 1 \(process \d+\) has failed: it was ended by SIGKILL"):
+        ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
+    assert time.monotonic() - begin < 2 * SOON
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_a_terminal_or_a_service_manager_sends_to_all_ends_no_other_rank(
+    running: ParallelExecutable, number: signal.Signals
+) -> None:
+    """The first rank completes its answers first."""
+    for process_id in running.process_ids:
+        os.kill(process_id, number)
+    running.step(_batch())
+
+
+def test_a_stopped_rank_that_takes_no_messages_counts_as_lost(
+    compiled: ParallelExecutable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = compiled._workers._workers[0]
+    worker.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 1000))
+    monkeypatch.setattr(compiled._first, "step", lambda batch: np.zeros((1, 1), np.float32))
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    with pytest.raises(BackendError, match=r"rank 1 \(process \d+\) has taken no message for"):
+        for _ in range(1 << 16):
+            compiled.step(_batch())
+    assert all(_ends(process_id) for process_id in compiled.process_ids)
+
+
+def test_a_fork_that_ends_leaves_the_ranks_alone(running: ParallelExecutable) -> None:
+    """Also one that runs what is to be done at exit, as `multiprocessing` and `os.fork` in a script do."""
+    ended = running._finalizer
+    child = os.fork()
+    if child == 0:
+        try:
+            ended()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    running.step(_batch())
+    assert running._finalizer.alive
+
+
+def test_a_refusal_that_was_settled_ends_nothing_later(running: ParallelExecutable) -> None:
+    """Its timer must not take the next one's, which is not settled yet, for its own."""
+    workers = running._workers
+    settled, open_ = Message("refused", {"error": "one"}), Message("refused", {"error": "another"})
+    workers._refusals.append(open_)
+    workers._end_if_alone(workers._workers[0], settled)
+    workers._refusals.clear()
+    assert workers.failure is None
+    running.step(_batch())
+
+
 def test_a_rank_that_has_an_error_says_what_it_is(compiled: ParallelExecutable) -> None:
     compiled._workers.tell(Message("step", {}, []))
     _assert_failed(compiled, r"rank 1 \(process \d+\) has failed: TypeError: ")
@@ -259,6 +352,37 @@ def test_a_rank_that_holds_something_else_is_named(
         ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
 
 
+def test_nothing_is_left_on_disk_while_ranks_run(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who is killed removes nothing."""
+    bundle = make_bundle("llama")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    executable = ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(bundle, OPTIONS)
+    assert list(tmp_path.iterdir()) == []
+    assert executable.step(_batch()).shape == (1, executable.facts.vocab_size)
+    executable.close()
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundle = make_bundle("llama")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(backend_module, "Workers", _unexpected)
+    with pytest.raises(BackendError, match="set TMPDIR to a folder"):
+        ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(bundle, OPTIONS)
+
+
+def test_a_torch_that_cannot_be_loaded_is_named(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise OSError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(BackendError, match=r"'torch', which cannot be loaded: OSError: libtorch.*\[parallel\] anew"):
+        ParallelBackend(CpuBackend(), 2, EVERYTHING).compile(make_bundle("llama"), OPTIONS)
+
+
 def test_a_rank_that_cannot_load_says_why(
     make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -282,7 +406,7 @@ def test_an_interrupt_waits_for_the_step() -> None:
         return np.zeros((0, 0), np.float32)
 
     with pytest.raises(KeyboardInterrupt):
-        executable_module._uninterrupted(work)
+        executable_module._uninterrupted(work, _unexpected)
     assert done == [True]
 
 
@@ -301,6 +425,95 @@ def test_an_interrupt_ends_no_rank(running: ParallelExecutable, monkeypatch: pyt
     np.testing.assert_array_equal(running.step(_batch()), expected)
 
 
+def test_an_interrupt_of_a_batch_that_all_refuse_harms_nothing(
+    running: ParallelExecutable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusals are settled: left open, they would end the ranks a moment later."""
+    expected = running.step(_batch()).copy()
+    step = running._first.step
+
+    def interrupted(batch: StepBatch) -> Float32Array:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running._first, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            running.step(_batch(65))
+    assert not running._workers._refusals
+    np.testing.assert_array_equal(running.step(_batch()), expected)
+
+
+def test_an_interrupt_hides_no_failure_of_the_first_rank(
+    compiled: ParallelExecutable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others run a step then that the first one has not completed."""
+
+    def broken(batch: StepBatch) -> Float32Array:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(compiled._first, "step", broken)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.step(_batch())
+    assert compiled.failure == "the first rank has failed: RuntimeError: an illegal memory access was encountered"
+
+
+def test_an_interrupt_while_ranks_are_told_waits_until_all_are(
+    running: ParallelExecutable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that was told a step which the first one does not run would be a step ahead of it ever after."""
+    expected = running.step(_batch()).copy()
+    tell = running._workers.tell
+
+    def interrupted(message: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        tell(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running._workers, "tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            running.step(_batch(2))
+    np.testing.assert_array_equal(running.step(_batch()), expected)
+
+
+def test_whoever_interrupts_again_and_again_does_not_wait(
+    compiled: ParallelExecutable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for a rank that was stopped: the others would wait for minutes."""
+    os.kill(compiled.process_ids[0], signal.SIGSTOP)
+    step = compiled._first.step
+
+    def interrupted(batch: StepBatch) -> Float32Array:
+        for count in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert noted[count].wait(SOON)
+        return step(batch)
+
+    noted = [threading.Event() for _ in range(3)]
+    pending = iter(noted)
+    set_handler = signal.signal
+
+    def observed(number: int, handler: Any) -> Any:
+        if not callable(handler) or handler is signal.default_int_handler:
+            return set_handler(number, handler)
+
+        def handle(number: int, frame: Any) -> None:
+            handler(number, frame)
+            next(pending).set()
+
+        return set_handler(number, handle)
+
+    monkeypatch.setattr(signal, "signal", observed)
+    monkeypatch.setattr(compiled._first, "step", interrupted)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compiled.step(_batch())
+    assert time.monotonic() - begin < SOON
+    with pytest.raises(BackendError, match="interrupted 3 times within a step"):
+        compiled.step(_batch())
+
+
 def test_needs_are_those_of_all_ranks(make_bundle: MakeBundle) -> None:
     bundle = make_bundle("llama")
     options = replace(OPTIONS, kv_cache_memory=1 << 20)
@@ -312,7 +525,7 @@ def test_needs_are_those_of_all_ranks(make_bundle: MakeBundle) -> None:
 
 
 def test_without_torch_the_extra_is_named(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"install inferencex\[parallel\]"):
         LLM(make_bundle("llama"), backend=CpuBackend(), tensor_parallel_size=2)
 

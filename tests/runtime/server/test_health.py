@@ -68,6 +68,23 @@ def test_a_model_that_fails_is_said_to_be_missing(loader: HashLoader, text_bundl
     operate(scenario, loader)
 
 
+def test_a_model_that_has_lost_what_it_runs_on_is_not_ready(loader: HashLoader, text_bundle: Path) -> None:
+    """Such as a process of several: requests belong elsewhere, and whoever watches restarts or replaces it."""
+
+    async def scenario(client: httpx.AsyncClient, service: InferenceService) -> None:
+        model = await service.registry.load(LoadRequest("m", text_bundle)).loaded()
+        executable: Any = model.llm.engine.executable
+        executable.failure, executable.abandon = None, lambda reason: None
+        assert (await client.get("/ready")).status_code == 200
+        executable.failure = "rank 1 has failed"
+        response = await client.get("/ready")
+        assert (response.status_code, response.json()["reasons"]) == (503, ["m@1: rank 1 has failed"])
+        await service.registry.load(LoadRequest("m", text_bundle, replace=True)).loaded()
+        assert (await client.get("/ready")).status_code == 200
+
+    operate(scenario, loader)
+
+
 def test_status_and_metrics_tell_what_was_done(loader: HashLoader, text_bundle: Path) -> None:
     async def scenario(client: httpx.AsyncClient, service: InferenceService) -> None:
         await service.registry.load(LoadRequest("m", text_bundle)).loaded()

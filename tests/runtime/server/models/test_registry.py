@@ -6,12 +6,15 @@ import asyncio
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferencex.formats.errors import BackendError, BundleError
+from inferencex.runtime import SamplingParams
 from inferencex.runtime.server.calls import Caller
 from inferencex.runtime.server.errors import Conflict, InvalidRequest, ModelNotFound, Unavailable
+from inferencex.runtime.server.models import served as served_module
 from inferencex.runtime.server.models.options import ModelOptions
 from inferencex.runtime.server.models.registry import ModelRegistry
 from inferencex.runtime.server.models.served import ServedModel
@@ -387,3 +390,40 @@ def test_an_observer_that_fails_holds_up_no_model(
 
     asyncio.run(scenario())
     assert "no measurements today" in caplog.text
+
+
+def test_a_step_that_waits_for_what_does_not_come_is_given_up_when_its_model_is_unloaded(
+    loader: HashLoader, text_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for a process that was stopped; requests go to the replica that can answer, as long as there is one."""
+    monkeypatch.setattr(served_module, "_STEP_PATIENCE", 0.01)
+    given_up = threading.Event()
+
+    async def scenario() -> None:
+        registry = ModelRegistry(loader=loader)
+        model = await registry.load(LoadRequest("m", text_bundle, ModelOptions(replicas=2))).loaded()
+        first, second = (loop.shared.engine.executable for loop in model.loops)
+        step, begun = first.step, threading.Event()
+
+        def hang(batch: Any) -> Any:
+            begun.set()
+            assert given_up.wait(30)
+            return step(batch)
+
+        monkeypatch.setattr(first, "step", hang)
+        for executable in (first, second):
+            monkeypatch.setattr(executable, "failure", None, raising=False)
+            monkeypatch.setattr(executable, "abandon", lambda reason: given_up.set(), raising=False)
+        request = model.llm.engine.prepare("r", [1, 2], SamplingParams(max_tokens=1))
+        model.loops[0].submit(request, lambda arrival: None, every_step=False)
+        assert await asyncio.to_thread(begun.wait, 30)
+        assert model.failure is None
+        monkeypatch.setattr(first, "failure", "rank 1 has failed")
+        assert model.failure is None
+        assert {model.pick() for _ in range(4)} == {model.loops[1]}
+        monkeypatch.setattr(second, "failure", "rank 1 has failed")
+        assert model.failure == "rank 1 has failed"
+        await registry.close()
+        assert given_up.is_set()
+
+    asyncio.run(scenario())

@@ -1,94 +1,77 @@
-"""Takes the pictures of the chat page for the documentation: python -m tests.runtime.server.web.screenshots.
+"""Takes the pictures of the chat page for the documentation: python -m tests.runtime.server.web.screenshots BUNDLE.
 
-A scripted server answers, so that the pictures are the same wherever they are taken. `--output` is another folder.
+The bundle is served for real, other users ask it for stories meanwhile, and the page shows what it answered and what
+the server says of its load. `--output` is another folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import socket
+import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import uvicorn
+import httpx
 
+from tests.runtime.server.running import RunningServer
 from tests.runtime.server.web.conftest import chromium
-from tests.runtime.server.web.scripted import Script, model_status, scripted_app
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[4]
-QUESTION = "How does a server answer many people at once?"
-THOUGHTS = "They want the idea, not the code. Batching first, then why memory is the limit."
-ANSWER = """It works on **all of their answers together**, one token at a time:
-
-1. Every request keeps the keys and values of its tokens in *blocks* of the KV cache.
-2. Each step takes what is ready, from everyone, and computes one batch.
-3. Who is finished leaves, and whoever waits takes the place at once.
-
-| requests | tokens/s each | tokens/s in all |
-|---:|---:|---:|
-| 1 | 52 | 52 |
-| 8 | 31 | 248 |
-| 32 | 14 | 448 |
-
-```python
-while requests:
-    batch = scheduler.next_step(requests)
-    tokens = model(batch)
-    requests = [r for r in batch if not r.finished(tokens)]
-```"""
-LOAD = (3, 4, 6, 5, 7, 9, 8, 11, 12, 10, 9, 12, 14, 13, 11, 10, 8, 9, 7, 8, 10, 11, 9, 12, 13, 11, 10, 12)
+QUESTIONS = ("What is gravity?", "Explain in a few sentences how rain forms.")
+SUBJECTS = ("a lighthouse", "two brothers", "a slow train", "the last apple", "a clock", "the sea in winter")
+USERS = 5
+MOST_TOKENS = 220
+PATIENCE_MS = 120_000
+WATCHED_MS = 45_000  # how long the page looks on before the question, which fills its plot
 
 
-def spoken(text: str) -> Iterator[str | float]:
-    """Yield words, and the time that a small model takes for each."""
-    for word in text.split(" "):
-        yield f"{word} "
-        yield 0.02
+def tell_stories(url: str, seed: int, done: threading.Event) -> None:
+    """Ask for one story after the other, with a pause now and then, until it is enough."""
+    chance = random.Random(seed)
+    with httpx.Client(timeout=60) as client:
+        while not done.wait(chance.expovariate(1.0)):
+            words = {"role": "user", "content": f"Tell me a story about {chance.choice(SUBJECTS)}."}
+            body = {"messages": [words], "max_tokens": chance.randrange(100, 700), "temperature": 1.0, "seed": seed}
+            client.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
 
 
-def statuses() -> Iterator[dict[str, Any]]:
-    """Yield what the server says of its load, time after time."""
-    generated = 0
-    for running in itertools.chain(LOAD, itertools.repeat(11)):
-        generated += running * 45
-        model = model_status(
-            running=running,
-            waiting=max(0, running - 12),
-            kv_blocks=4096,
-            kv_blocks_used=running * 190,
-            generated_tokens=generated,
-            prompt_tokens=900,
-            cached_tokens=520,
-        )
-        yield {"ready": True, "draining": False, "models": [model]}
+@contextmanager
+def other_users(url: str) -> Iterator[None]:
+    """Let others use the server meanwhile."""
+    done = threading.Event()
+    users = [threading.Thread(target=tell_stories, args=(url, seed, done)) for seed in range(USERS)]
+    for user in users:
+        user.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for user in users:
+            user.join()
 
 
-def take(browser: Browser, url: str, script: Script, scheme: str, size: tuple[int, int], path: Path) -> None:
+def take(browser: Browser, url: str, scheme: str, size: tuple[int, int], path: Path) -> None:
     """Hold a short conversation and take a picture of the page."""
-    script.reset()
-    script.models = ["smollm2-135m-instruct", "qwen3-0.6b"]
-    script.answers.append([{"reasoning_content": THOUGHTS}, *spoken(ANSWER)])
-    script.statuses = statuses()
     page = browser.new_page(
         viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if scheme == "dark" else "light"
     )
-    page.clock.install()
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
     page.locator("#model:enabled").wait_for()
-    for _ in LOAD:
-        with page.expect_response("**/v1/status"):
-            page.clock.run_for(2000)
-    page.fill("#prompt", QUESTION)
-    page.press("#prompt", "Enter")
-    page.clock.resume()
-    page.locator("#send:visible").wait_for()
-    page.get_by_role("button", name="Regenerate").wait_for()
+    limit = page.locator("#sampling-max_tokens")  # not in sight where the page is narrow
+    limit.evaluate(f"field => field.value = {MOST_TOKENS}")
+    page.wait_for_timeout(WATCHED_MS)
+    for question in QUESTIONS:
+        page.fill("#prompt", question)
+        page.press("#prompt", "Enter")
+        page.wait_for_timeout(1000)
+        page.locator("#send:visible").wait_for()
     page.locator("#prompt").focus()
     page.screenshot(path=path)
     page.close()
@@ -99,26 +82,23 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--name", default="smollm2-135m-instruct", help="what the server calls the model")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
-    output: Path = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    script = Script()
-    with socket.socket() as listener, sync_playwright() as playwright:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(scripted_app(script), log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    flags = ("--model-path", options.bundle, "--served-model-name", options.name, "--port", "0")
+    with RunningServer(*flags) as server, sync_playwright() as playwright:
+        url = server.wait_until_ready()
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        for name, scheme, size in (
-            ("chat-light", "light", (1280, 860)),
-            ("chat-dark", "dark", (1280, 860)),
-            ("chat-narrow", "light", (390, 780)),
-        ):
-            take(browser, url, script, scheme, size, output / f"{name}.png")
+        with other_users(url):
+            for name, scheme, size in (
+                ("chat-light", "light", (1280, 860)),
+                ("chat-dark", "dark", (1280, 860)),
+                ("chat-narrow", "light", (390, 780)),
+            ):
+                take(browser, url, scheme, size, options.output / f"{name}.png")
         browser.close()
-        server.should_exit = True
-        thread.join(10)
 
 
 if __name__ == "__main__":
