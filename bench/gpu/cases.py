@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.gpu.predictions import scheme
 from inferencex.runtime.backends.triton.attention_tiles import plan_tiles
 from inferencex.runtime.backends.triton.kernels.activation import gated_activation
 from inferencex.runtime.backends.triton.kernels.attention import AttentionStep, attention, rows_per_tile
+from inferencex.runtime.backends.triton.kernels.experts import expert_linear
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.kernels.kv_write import write_kv
 from inferencex.runtime.backends.triton.kernels.linear import linear
-from inferencex.runtime.backends.triton.kernels.norms import add_rms_norm
-from inferencex.runtime.backends.triton.kernels.quantize_rows import quantize_rows
+from inferencex.runtime.backends.triton.kernels.norms import add_rms_norm, normalize
+from inferencex.runtime.backends.triton.kernels.quantize_rows import Quantization, quantize_rows
 from inferencex.runtime.backends.triton.kernels.sampling import sample
 from inferencex.runtime.backends.triton.kernels.scaled_linear import scaled_linear
 from inferencex.runtime.backends.triton.weights import from_canonical
@@ -55,17 +57,19 @@ class Case:
     nbytes, operations: what it has to move and compute at the least
     bound:              what limits it
     predicted:          the fraction of this limit that it is expected to reach on an H200; None where nothing was said
+    numbers:            turns what `run` gives into what `expected` gives, untimed; None where it is that already
     tolerance:          largest difference from `expected`, as a part of its largest magnitude
     """
 
     name: str
-    run: Callable[[], Tensor]
+    run: Callable[[], Any]
     expected: Callable[[], Tensor]
     tolerance: float
     nbytes: int
     operations: int
     bound: Bound
     predicted: float | None = None
+    numbers: Callable[[Any], Tensor] | None = None
 
 
 def all_cases(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -78,12 +82,16 @@ def all_cases(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterato
     for tokens in (*sizes.batches, sizes.prompt):
         for name, rows, features in (("gate-up", 2 * sizes.ffn, sizes.hidden), ("down", sizes.hidden, sizes.ffn)):
             yield _int4(name, tokens, rows, features, random, device, dtype, tokens == sizes.prompt)
+    yield _float4("NVFP4", 16, sizes, random, device, dtype)
+    yield _float4("MXFP4", 32, sizes, random, device, dtype)
     yield _scaled("INT8", torch.int8, sizes, random, dtype)
     yield _scaled("FP8", torch.float8_e4m3fn, sizes, random, dtype)
     for sequences in sizes.batches:
         yield _decode_attention(sequences, sizes, random, device, dtype)
     yield _prefill_attention(sizes, random, device, dtype)
+    yield _experts(sizes, random, device, dtype)
     yield _norm(sizes, random, dtype)
+    yield _quantized_norm(sizes, random, dtype)
     yield _gate(sizes, random, dtype)
     yield _sampling(sizes, random, device)
 
@@ -119,7 +127,66 @@ def _int4(
         weight.nbytes + (tokens * features + tokens * rows) * dtype.itemsize,
         2 * tokens * rows * features,
         "matmul" if is_prefill else "bandwidth",
-        0.65 if is_prefill else 0.6 if tokens == 1 else None,
+        0.65 if is_prefill else scheme("int4", _GROUP, is_symmetric=False).predicted if tokens == 1 else None,
+    )
+
+
+def _float4(
+    name: str, group: int, sizes: Sizes, random: Callable[..., Tensor], device: torch.device, dtype: torch.dtype
+) -> Case:
+    rows, features = 2 * sizes.ffn, sizes.hidden
+    packed = torch.randint(0, 256, (rows * features // 2,), dtype=torch.uint8, device=device)
+    numbers = random(rows, features // group).abs() + 0.01
+    is_nvfp4 = group == 16
+    scales = (
+        numbers.to(torch.float8_e4m3fn) if is_nvfp4 else torch.exp2(numbers.log2().round()).to(torch.float8_e8m0fnu)
+    )
+    weight = from_canonical(
+        packed, scales, shape=(rows, features), bits=4, number="e2m1", group_size=group, tensor_scale=0.25
+    )
+    x = random(1, features).to(dtype)
+
+    def expected() -> Tensor:
+        table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=device)
+        codes = torch.stack((packed & 15, packed >> 4), -1).view(rows, -1, group)
+        values = table[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
+        plain = (values * scales.to(torch.float32)[..., None] * 0.25).view(rows, features)
+        return x.to(torch.float32) @ plain.T
+
+    return Case(
+        f"{name} linear {rows} x {features}, 1 token",
+        lambda: linear(x, weight),
+        expected,
+        _tolerance(dtype),
+        weight.nbytes + (features + rows) * dtype.itemsize,
+        2 * rows * features,
+        "bandwidth",
+        scheme("e2m1", group, is_symmetric=True).predicted,
+    )
+
+
+def _experts(sizes: Sizes, random: Callable[..., Tensor], device: torch.device, dtype: torch.dtype) -> Case:
+    """Eight experts' INT4 matrices, each for one assignment, as decoding reads them."""
+    count, rows, features = 8, sizes.ffn // 4, sizes.hidden
+    packed = torch.randint(0, 256, (count * rows * features // 2,), dtype=torch.uint8, device=device)
+    scales = (random(count, rows, features // _GROUP).abs() * 0.01 + 0.001).to(torch.float16)
+    weight = from_canonical(packed, scales, shape=(count, rows, features), bits=4, group_size=_GROUP)
+    ids, x = torch.arange(count, device=device), random(count, features).to(dtype)
+
+    def expected() -> Tensor:
+        numbers = torch.stack((packed & 15, packed >> 4), -1).view(count, rows, -1, _GROUP).to(torch.float32)
+        numbers = numbers - 16 * (numbers >= 8)  # two's complement
+        plain = (numbers * scales.to(torch.float32)[..., None]).view(count, rows, features)
+        return torch.einsum("mk,mnk->mn", x.to(torch.float32), plain)
+
+    return Case(
+        f"INT4 experts {count} x {rows} x {features}, an assignment each",
+        lambda: expert_linear(x, ids, weight),
+        expected,
+        _tolerance(dtype),
+        weight.nbytes + count * (features + rows) * dtype.itemsize,
+        2 * count * rows * features,
+        "bandwidth",
     )
 
 
@@ -249,6 +316,29 @@ def _norm(sizes: Sizes, random: Callable[..., Tensor], dtype: torch.dtype) -> Ca
         f"residual + RMSNorm, {sizes.prompt} x {sizes.hidden}",
         lambda: add_rms_norm(x, residual, scale, 1e-5)[0], expected, _tolerance(dtype), nbytes, 0, "bandwidth",
     )  # fmt: skip
+
+
+def _quantized_norm(sizes: Sizes, random: Callable[..., Tensor], dtype: torch.dtype) -> Case:
+    x, residual = (random(sizes.prompt, sizes.hidden).to(dtype) for _ in range(2))
+    scale, quantization = random(sizes.hidden), Quantization(torch.int8)
+
+    def run() -> Any:
+        return normalize(x, scale, 1e-5, residual=residual, quantization=quantization).quantized
+
+    def expected() -> Tensor:
+        total = x.to(torch.float32) + residual.to(torch.float32)
+        return total * torch.rsqrt(total.square().mean(-1, True) + 1e-5) * scale
+
+    return Case(
+        f"residual + RMSNorm + INT8 rows, {sizes.prompt} x {sizes.hidden}",
+        run,
+        expected,
+        1e-2,  # half a step of 127 in the row with the largest number
+        x.numel() * (3 * dtype.itemsize + 1),
+        0,
+        "bandwidth",
+        numbers=lambda quantized: quantized.values.to(torch.float32) * quantized.scales[:, None],
+    )
 
 
 def _gate(sizes: Sizes, random: Callable[..., Tensor], dtype: torch.dtype) -> Case:

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from inferencex.runtime.backends.triton import kernels
 from inferencex.runtime.backends.triton.kernels.variant import TARGETS, KernelVariant, Target
@@ -62,12 +63,11 @@ def variants_of(module: str) -> list[KernelVariant]:
     return make()
 
 
-def compile_variant(variant: KernelVariant, target: Target) -> Resources:
-    """Compile a variant for a chip. Raises what Triton's compiler does."""
+def compiled(variant: KernelVariant, target: Target) -> Any:
+    """Return what Triton compiles a variant for a chip to. Raises what its compiler does."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    backend, architecture, warp = _CHIPS[target]
     names = variant.kernel.arg_names
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
     missing = [name for name, kind in signature.items() if kind == "constexpr" and name not in variant.constants]
@@ -75,21 +75,26 @@ def compile_variant(variant: KernelVariant, target: Target) -> Resources:
         raise ValueError(f"{variant.name}: {missing} have neither a type nor a value")
     divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}
     source = ASTSource(variant.kernel, signature, dict(variant.constants), divisible)
-    compiled = compile(
+    return compile(
         source,
-        target=GPUTarget(backend, architecture, warp),
+        target=GPUTarget(*_CHIPS[target]),
         options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
     )
-    shared = int(compiled.metadata.shared)
-    if backend == "hip":
-        text = compiled.asm["amdgcn"]
+
+
+def compile_variant(variant: KernelVariant, target: Target) -> Resources:
+    """Compile a variant for a chip. Raises what Triton's compiler does."""
+    found = compiled(variant, target)
+    shared = int(found.metadata.shared)
+    if _CHIPS[target][0] == "hip":
+        text = found.asm["amdgcn"]
         # Scratch is spilled registers and arrays that no registers could hold: both are to be avoided.
         return Resources(
             variant.name, target, _number(r"\.vgpr_count:\s+(\d+)", text), shared,
             4 * (_number(r"\.vgpr_spill_count:\s+(\d+)", text) + _number(r"\.sgpr_spill_count:\s+(\d+)", text))
             + _number(r"\.private_segment_fixed_size:\s+(\d+)", text),
         )  # fmt: skip
-    usage = _resource_usage(compiled.asm["cubin"])
+    usage = _resource_usage(found.asm["cubin"])
     return Resources(
         variant.name, target, _number(r"REG:(\d+)", usage), shared,
         _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),

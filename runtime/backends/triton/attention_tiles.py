@@ -11,8 +11,9 @@ import numpy as np
 
 from inferencex.runtime.backends.base import Int32Array
 
-SMALLEST_SPLIT, LARGEST_SPLIT = 256, 1024
-"""Keys: fewer leave a program too little to read for what it costs to start one, more leave a GPU idle at batch 1."""
+SPLITS = (256, 512, 1024)
+"""Keys that a program of decode can take: fewer leave it too little to read for what it costs to start one, more leave
+a GPU idle at batch 1."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,11 @@ def split_keys(num_heads: int, num_kv_heads: int, key_width: int, value_width: i
     """Return the keys that a program of decode takes: a power of two, the same whatever else is in a batch.
 
     It is the least for which the sums that splits leave, `H * (Dv + 2)` floats written and read, are a quarter of the
-    keys and values that are read, within `SMALLEST_SPLIT` and `LARGEST_SPLIT`. `itemsize` is that of the pages.
+    keys and values that are read, within `SPLITS`. `itemsize` is that of the pages.
     """
     left = 2 * 4 * num_heads * (value_width + 2)
     read = num_kv_heads * (key_width + value_width) * itemsize
-    split = SMALLEST_SPLIT
-    while split < LARGEST_SPLIT and 4 * left > split * read:
-        split *= 2
-    return split
+    return next((split for split in SPLITS if 4 * left <= split * read), SPLITS[-1])
 
 
 def most_splits(longest_context: int, split: int, window: int, chunk: int) -> int:

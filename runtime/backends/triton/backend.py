@@ -96,7 +96,7 @@ class TritonBackend:
 
     def facts_of(self, bundle: Bundle, options: BackendOptions) -> ModelFacts:
         """Return what can be known of an open bundle before it is compiled; see `ShardingBackend`."""
-        return _plan(bundle, options, choose_device(DeviceName.parse(options.device))).facts
+        return plan_of(bundle, options, choose_device(DeviceName.parse(options.device))).facts
 
     def blocks_of(self, bundle: Bundle, options: BackendOptions) -> int | None:
         """Return how many blocks are asked for; None where a GPU is measured. See `ShardingBackend`."""
@@ -127,7 +127,7 @@ class TritonBackend:
     ) -> MemoryNeeds:
         """Return the same of an open bundle, or of one rank's part of it."""
         device = choose_device(DeviceName.parse(options.device))
-        plan = _plan(opened, options, device)
+        plan = plan_of(opened, options, device)
         facts = plan.facts
         longest = min(facts.max_model_len, options.max_model_len or facts.max_model_len)
         block_bytes = facts.bytes_per_token * options.block_size
@@ -142,11 +142,12 @@ class TritonBackend:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What is known of a bundle before its weights are touched.
 
     dtype:    of activations
     kv_dtype: of pages
+    kv_scaling: what of them has a scale of its own
     """
 
     facts: ModelFacts
@@ -154,6 +155,7 @@ class _Plan:
     heads: Mapping[int, int]
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    kv_scaling: Scaling
     kv_scales: Mapping[int, KVScales]
     max_model_len: int
 
@@ -175,7 +177,11 @@ def compile_bundle(
 def _compiled(
     bundle: Bundle, options: BackendOptions, device: Device, communicator: Communicator | None
 ) -> TritonExecutable:
-    plan = _plan(bundle, options, device)
+    plan = plan_of(bundle, options, device)
+    options.warn_of_unused(_LOG, bundle.path, f"on {device}", "threads", "pin")
+    if not _is_measured(options, device):
+        where = "on the CPU" if device.kind == "interpreter" else "where the size of the KV cache is given"
+        options.warn_of_unused(_LOG, bundle.path, where, "gpu_memory_utilization")
     place = device.torch_device
     used_before = _used(device)
     constants = Constants(StaticValues(bundle.graph, bundle.tensor), place, plan.dtype)
@@ -204,13 +210,19 @@ def _compiled(
         bundle.path, len(program.instructions), device, _name(plan.dtype), _name(plan.kv_dtype), weights / 1e9,
         num_blocks, options.block_size, num_blocks * options.block_size * plan.facts.bytes_per_token / 1e9,
     )  # fmt: skip
+    if program.waiting:
+        _LOG.warning(
+            "%s: decode steps are not recorded, for they wait for numbers that the device computes: %s",
+            bundle.path, ", ".join(f"{name} ({count})" for name, count in sorted(program.waiting.items())),
+        )  # fmt: skip
     if program.fallbacks:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(program.fallbacks.items()))
         _LOG.warning("%s: run by onnx.reference on the CPU, slowly, for want of a kernel: %s", bundle.path, names)
     return executable
 
 
-def _plan(bundle: Bundle, options: BackendOptions, device: Device) -> _Plan:
+def plan_of(bundle: Bundle, options: BackendOptions, device: Device) -> Plan:
+    """Return what a bundle will be run with. Raises BundleError, BackendError and OptionError as `compile_bundle`."""
     architecture = bundle.manifest.architecture
     max_model_len, independent = architecture.get("max_model_len"), architecture.get("length_independent_up_to")
     if not isinstance(max_model_len, int) or max_model_len < 1:
@@ -240,7 +252,7 @@ def _plan(bundle: Bundle, options: BackendOptions, device: Device) -> _Plan:
         if node.domain == DOMAIN and node.op_type == "Attention"
     }
     longest = min(max_model_len, options.max_model_len or max_model_len)
-    return _Plan(facts, layers, heads, dtype, kv_dtype, scales, longest)
+    return Plan(facts, layers, heads, dtype, kv_dtype, scaling, scales, longest)
 
 
 def _activation_dtype(options: BackendOptions, device: Device) -> torch.dtype:
@@ -268,7 +280,7 @@ def _is_measured(options: BackendOptions, device: Device) -> bool:
 
 
 def _num_blocks(
-    program: Program, pool: LayerPool, plan: _Plan, options: BackendOptions, device: Device, weights: int
+    program: Program, pool: LayerPool, plan: Plan, options: BackendOptions, device: Device, weights: int
 ) -> int:
     """Return how many blocks the pool gets: as asked, else what memory is left when a largest step has run."""
     if not _is_measured(options, device):
@@ -298,7 +310,7 @@ def _num_blocks(
     return replace(options, kv_cache_memory=memory.for_pool(options.gpu_memory_utilization)).blocks_for(plan.facts)
 
 
-def _largest_step(plan: _Plan, options: BackendOptions) -> StepBatch:
+def _largest_step(plan: Plan, options: BackendOptions) -> StepBatch:
     """Return a step of as many tokens as a step may have, in as few sequences as hold them."""
     tokens = options.max_num_batched_tokens
     length = min(plan.max_model_len, tokens)
@@ -329,7 +341,7 @@ def _any_draws(rows: int) -> Draws:
     return Draws(ones, np.zeros(rows, np.int32), ones * 0.9, np.zeros(rows), ones * 0.5)
 
 
-def _executable(program: Program, pool: LayerPool, plan: _Plan, num_blocks: int, device: Device) -> TritonExecutable:
+def _executable(program: Program, pool: LayerPool, plan: Plan, num_blocks: int, device: Device) -> TritonExecutable:
     return TritonExecutable(
         program,
         pool,

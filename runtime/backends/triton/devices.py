@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from inferencex.formats.errors import BackendError, OptionError
-from inferencex.runtime.backends.device_names import DeviceName, kernels_are_interpreted
+from inferencex.runtime.backends.device_names import HIDING, DeviceName, kernels_are_interpreted
 
 _OLDEST_COMPUTE_CAPABILITY = (7, 5)  # that Triton compiles for
 _BFLOAT16_COMPUTE_CAPABILITY = (8, 0)
@@ -52,20 +53,28 @@ class Device:
 
 
 def find_devices() -> list[Device]:
-    """Return the GPUs that this torch can use; the interpreter instead, where the environment asks for it."""
+    """Return the GPUs that this torch can use; the interpreter instead, where the environment asks for it.
+
+    A driver that does not work is none; `reason_for_none` says what it says.
+    """
     if kernels_are_interpreted():
         return [Device("interpreter", 0, "Triton's interpreter", "interpreter", 0)]
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or _driver_error() is not None:
         return []
     return [device for index in range(torch.cuda.device_count()) if (device := _gpu(index)) is not None]
 
 
 def choose_device(asked: DeviceName) -> Device:
-    """Return the device that a name means, the first of its kind if it has no index. Raises BackendError for none."""
+    """Return the device that a name means, the first of its kind if it has no index.
+
+    Raises OptionError for the CPU where kernels are not interpreted, BackendError where there is no such device.
+    """
     found = find_devices()
     fitting = _fitting(found, asked)
     if fitting:
         return fitting[0]
+    if asked.kind == "cpu":
+        raise OptionError(f"device={str(asked)!r}: kernels of this backend run on GPUs; give auto, cuda or rocm")
     there = ", ".join(map(str, found)) or "none"
     what = "GPU" if asked.kind == "auto" else f"device {asked}"
     raise BackendError(f"no {what} is usable here; found: {there}. {reason_for_none(asked)}")
@@ -106,17 +115,29 @@ def reason_for_none(asked: DeviceName) -> str:
     """Say what stands in the way of using a GPU."""
     if torch.version.cuda is None and torch.version.hip is None:
         return (
-            f"This torch ({torch.__version__}) is built for the CPU alone; install inferencex[cuda] or "
-            "inferencex[rocm] with the build of torch that fits the driver"
+            f"This torch ({torch.__version__}) is built for the CPU alone, and pip keeps it; uninstall it, and install "
+            "inferencex[cuda] or inferencex[rocm] with the build of torch that fits the driver (docs/gpu.md)"
         )
     built_for = "rocm" if torch.version.hip is not None else "cuda"
     if asked.is_gpu and asked.kind != built_for:
         return f"This torch ({torch.__version__}) is built for {built_for}; {asked.kind} needs another build"
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        lacking = [_too_old(index) for index in range(count) if _gpu(index) is None]
-        return "; ".join(lacking) or f"torch counts {count}, from 0 on"
-    return f"torch {torch.__version__} finds no driver or no device: see whether nvidia-smi or rocm-smi lists one"
+    error = _driver_error()
+    if error is not None:
+        hidden = ", ".join(f"{name}={os.environ[name]!r}" for name in HIDING if name in os.environ)
+        text = f"torch {torch.__version__} cannot use a GPU: {error}"
+        return f"{text} ({hidden} chooses which there are)" if hidden else text
+    count = torch.cuda.device_count()
+    lacking = [_too_old(index) for index in range(count) if _gpu(index) is None]
+    return "; ".join(lacking) or f"torch counts {count}, from 0 on"
+
+
+def _driver_error() -> str | None:
+    """Begin to use the driver, and return what it has against that; None for nothing."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return next((line for line in str(error).splitlines() if line), type(error).__name__)
+    return None
 
 
 def _gpu(index: int) -> Device | None:

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferencex.runtime.backends.triton.kernels.norms import Quantized
 from inferencex.runtime.backends.triton.kernels.quantize_rows import (
+    Quantization,
+    Quantized,
     as_bytes,
-    empty_quantized,
+    quantize_by,
     quantize_row,
-    quantize_rows,
     row_launch,
 )
 from inferencex.runtime.backends.triton.kernels.variant import KernelVariant
@@ -87,7 +87,12 @@ def _activation(
     TO_FP8: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program is BLOCK features of a row, all of them where QUANTIZES: grid `[T, ceil(F / BLOCK)]`."""
+    """A program is BLOCK features of a row, all of them where QUANTIZES is "rows": grid `[T, ceil(F / BLOCK)]`.
+
+    y:         where results go; None where nobody reads them unquantized
+    QUANTIZES: "" for not at all; "rows", `values` and `scales` are written; "fixed", `values` are, by the one scale
+               that `scales` holds
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < features
@@ -106,13 +111,15 @@ def _activation(
         result = activate(tl.load(start + column, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     rounded = result.to(x.dtype.element_ty)
     place = row * features + column
-    if QUANTIZES:
+    if y is not None:
+        tl.store(y + place, rounded, mask=inside)
+    if QUANTIZES == "rows":
         # Padding is 0 for every activation of a gate; the sigmoid of 0 is not.
         quantized, scale = quantize_row(tl.where(inside, rounded.to(tl.float32), 0.0), TO_FP8)
         tl.store(values + place, quantized, mask=inside)
         tl.store(scales + row, scale)
-    else:
-        tl.store(y + place, rounded, mask=inside)
+    elif QUANTIZES == "fixed":
+        tl.store(values + place, quantize_by(rounded.to(tl.float32), tl.load(scales), 0, TO_FP8), mask=inside)
 
 
 def gated_activation(
@@ -130,11 +137,18 @@ def gated_activation(
 
 
 def gated_activation_quantized(
-    x: Tensor, to: torch.dtype, activation: str, layout: str = "concat", alpha: float = 1.0, limit: float = 0.0
-) -> Quantized:
-    """Return `QuantizeRows` of the gated activation of `[T, 2F]`."""
+    x: Tensor,
+    quantization: Quantization,
+    activation: str,
+    layout: str = "concat",
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    *,
+    keep: bool = False,
+) -> tuple[Quantized, Tensor | None]:
+    """Return the gated activation of `[T, 2F]` in 8 bits, and, if `keep`, as it is."""
     _check_gate(activation, layout)
-    return _quantized(x, to, activation, layout, alpha, limit)
+    return _quantized(x, quantization, activation, layout, alpha, limit, keep)
 
 
 def activation(x: Tensor, activation: str, *, out: Tensor | None = None) -> Tensor:
@@ -143,10 +157,10 @@ def activation(x: Tensor, activation: str, *, out: Tensor | None = None) -> Tens
     return _whole(x, activation, None, 1.0, 0.0, out)
 
 
-def activation_quantized(x: Tensor, to: torch.dtype, activation: str) -> Quantized:
-    """Return `QuantizeRows` of an activation of every element of `[T, F]`."""
+def activation_quantized(x: Tensor, quantization: Quantization, activation: str) -> Quantized:
+    """Return an activation of every element of `[T, F]` in 8 bits."""
     _check_plain(activation)
-    return _quantized(x, to, activation, None, 1.0, 0.0)
+    return _quantized(x, quantization, activation, None, 1.0, 0.0, False)[0]
 
 
 def _whole(x: Tensor, activation: str, layout: str | None, alpha: float, limit: float, out: Tensor | None) -> Tensor:
@@ -169,7 +183,7 @@ def _whole(x: Tensor, activation: str, layout: str | None, alpha: float, limit: 
             ACTIVATION=activation,
             GATED=layout is not None,
             INTERLEAVED=layout == "interleaved",
-            QUANTIZES=False,
+            QUANTIZES="",
             TO_FP8=False,
             BLOCK=block,
             num_warps=_warps(block),
@@ -178,17 +192,25 @@ def _whole(x: Tensor, activation: str, layout: str | None, alpha: float, limit: 
 
 
 def _quantized(
-    x: Tensor, to: torch.dtype, activation: str, layout: str | None, alpha: float, limit: float
-) -> Quantized:
+    x: Tensor,
+    quantization: Quantization,
+    activation: str,
+    layout: str | None,
+    alpha: float,
+    limit: float,
+    keep: bool,
+) -> tuple[Quantized, Tensor | None]:
     rows, features = _checked(x, layout)
     if features > _WIDEST_HELD:
-        return Quantized(*quantize_rows(_whole(x, activation, layout, alpha, limit, None), to))
-    result = Quantized(*empty_quantized((rows, features), to, x.device))
+        y = _whole(x, activation, layout, alpha, limit, None)
+        return quantization.of(y), y if keep else None
+    result = quantization.places((rows, features), x.device)
+    kept = torch.empty((rows, features), dtype=x.dtype, device=x.device) if keep else None
     if rows:
         block, warps = row_launch(features)
         _activation[(rows, 1)](
             x,
-            None,
+            kept,
             as_bytes(result.values),
             result.scales,
             x.stride(0),
@@ -198,12 +220,12 @@ def _quantized(
             ACTIVATION=activation,
             GATED=layout is not None,
             INTERLEAVED=layout == "interleaved",
-            QUANTIZES=True,
-            TO_FP8=to == torch.float8_e4m3fn,
+            QUANTIZES=quantization.kind,
+            TO_FP8=quantization.to == torch.float8_e4m3fn,
             BLOCK=block,
             num_warps=warps,
         )
-    return result
+    return result, kept
 
 
 def _warps(block: int) -> int:
@@ -255,10 +277,24 @@ def variants() -> list[KernelVariant]:
         for features in (4096, 16384)
         for to in ("int8", "fp8")
     ]
+    found += [
+        _variant("bf16", "silu", "concat", 16384, to, kept=kept, kind=kind)
+        for to in ("int8", "fp8")
+        for kind, kept in (("rows", True), ("fixed", False), ("fixed", True))
+    ]
     return found
 
 
-def _variant(dtype: str, activation: str, layout: str | None, features: int, to: str | None) -> KernelVariant:
+def _variant(
+    dtype: str,
+    activation: str,
+    layout: str | None,
+    features: int,
+    to: str | None,
+    *,
+    kept: bool = False,
+    kind: str = "rows",
+) -> KernelVariant:
     result: dict[str, str]
     absent: tuple[str, ...]
     if to is None:
@@ -267,18 +303,20 @@ def _variant(dtype: str, activation: str, layout: str | None, features: int, to:
         result, absent = {"y": f"*{dtype}"}, ("values", "scales")
     else:
         (block, warps), width = row_launch(features), f", {features} wide"
-        result, absent = {"values": "*i8" if to == "int8" else "*u8", "scales": "*fp32"}, ("y",)
-    kind = f" {layout}" if layout else ""
+        result, absent = {"values": "*i8" if to == "int8" else "*u8", "scales": "*fp32"}, () if kept else ("y",)
+        if kept:
+            result["y"] = f"*{dtype}"
+    also = f"{' by a fixed scale' if kind == 'fixed' else ''}{' and as it is' if kept else ''}"
     return KernelVariant(
         _activation,
-        f"activation {activation}{kind} {dtype}{f' to {to}' if to else ''}{width}",
+        f"activation {activation}{f' {layout}' if layout else ''} {dtype}{f' to {to}{also}' if to else ''}{width}",
         {"x": f"*{dtype}", **result, "x_stride": "i32", "features": "i32", "alpha": "fp32", "limit": "fp32"},
         {
             **dict.fromkeys(absent),
             "ACTIVATION": activation,
             "GATED": layout is not None,
             "INTERLEAVED": layout == "interleaved",
-            "QUANTIZES": to is not None,
+            "QUANTIZES": kind if to else "",
             "TO_FP8": to == "fp8",
             "BLOCK": block,
         },

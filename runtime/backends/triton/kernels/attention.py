@@ -16,17 +16,20 @@ from torch import Tensor
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.triton.kernels.attention_step import AttentionLayer as AttentionLayer
 from inferencex.runtime.backends.triton.kernels.attention_step import AttentionStep as AttentionStep
-from inferencex.runtime.backends.triton.kernels.attention_step import family_of, shape_class
-from inferencex.runtime.backends.triton.kernels.decode_attention import decode_attention, decode_blocks
+from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
+from inferencex.runtime.backends.triton.kernels.decode_attention import decode_attention
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
-from inferencex.runtime.backends.triton.kernels.prefill_attention import prefill_attention, prefill_blocks
-from inferencex.runtime.backends.triton.tuning import Config, Tuner
+from inferencex.runtime.backends.triton.kernels.prefill_attention import (
+    configuration_of,
+    prefill_attention,
+    rows_of_tile,
+)
 
 
 def rows_per_tile(device: torch.device, num_heads: int, pages: KVPages, dtype: torch.dtype) -> int:
-    """Return the `tile_rows` that suit a layer: those that fill a tile with all query heads of a KV head."""
-    blocks = prefill_blocks(family_of(device), pages.key_width, pages.value_width, dtype.itemsize)
-    return max(1, blocks.rows // (num_heads // pages.num_kv_heads))
+    """Return the `tile_rows` that suit a layer."""
+    shape = HeadShape.of(num_heads, pages, dtype)
+    return rows_of_tile(shape, configuration_of(shape, device))
 
 
 def attention(
@@ -69,31 +72,3 @@ def attention(
     if step.decode_sequences.shape[0]:
         decode_attention(q, pages, step, layer, out)
     return out
-
-
-def tune_attention(
-    tuner: Tuner, q: Tensor, pages: KVPages, step: AttentionStep, layer: AttentionLayer
-) -> dict[str, Config]:
-    """Measure the kernels that a step needs on the current GPU; return what was chosen, by kernel.
-
-    `q`, `pages` and `step` are those of `attention`; what is chosen is kept, and used for all layers alike.
-    """
-    out = torch.empty(q.shape[0], layer.num_heads * pages.value_width, dtype=q.dtype, device=q.device)
-    family, widths = family_of(q.device), (pages.key_width, pages.value_width)
-    chosen = {}
-    if step.tiles.shape[0]:
-        chosen["prefill_attention"] = tuner.tune(
-            "prefill_attention",
-            shape_class(layer.num_heads, pages, q.dtype),
-            prefill_blocks(family, *widths, q.element_size()).candidates(),
-            lambda config: prefill_attention(q, pages, step, layer, out, config),
-        )
-    if step.decode_sequences.shape[0]:
-        group = layer.num_heads // pages.num_kv_heads
-        chosen["decode_attention"] = tuner.tune(
-            "decode_attention",
-            shape_class(layer.num_heads, pages, q.dtype),
-            decode_blocks(family, *widths, group, q.element_size()).candidates(),
-            lambda config: decode_attention(q, pages, step, layer, out, config),
-        )
-    return chosen

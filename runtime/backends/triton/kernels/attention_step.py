@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.backends.triton.attention_tiles import SMALLEST_SPLIT
 from inferencex.runtime.backends.triton.kernels.attention_keys import parts_of
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages, PageFormat, Scaling
-from inferencex.runtime.backends.triton.tuning import Config
 
 Family = Literal["ampere", "hopper", "cdna", "rdna"]
 """Chips that want the same blocks: NVIDIA's before sm_90 or for desktops, NVIDIA's others, AMD's with waves of 64,
@@ -138,7 +135,7 @@ def constants_of(
 class Blocks:
     """How a kernel of attention cuts its work.
 
-    rows, keys: of a tile of queries and a block of keys
+    rows, keys: of a tile of queries and a block of keys; both are tuned for prefill, keys for decode
     num_warps, num_stages: of a program; stages that loads are ahead by
     key_step: columns of queries and keys that are multiplied at once; 0 for all, with queries kept in registers
     """
@@ -149,30 +146,39 @@ class Blocks:
     num_stages: int
     key_step: int = 0
 
-    def config(self) -> Config:
-        """Return what is tuned of them."""
-        return Config.of(self.num_warps, self.num_stages, BLOCK_N=self.keys)
 
-    def with_config(self, config: Config) -> Blocks:
-        """Return them with what was tuned. Raises BackendError for keys that do not divide every split."""
-        keys = config["BLOCK_N"]
-        if keys < 16 or SMALLEST_SPLIT % keys:
-            raise BackendError(f"attention cannot take {keys} keys at a time, expected 16, 32, 64, 128 or 256")
-        return replace(self, keys=keys, num_warps=config.num_warps, num_stages=config.num_stages)
+@dataclass(frozen=True)
+class HeadShape:
+    """What layers have in common that one configuration suits: heads, their widths, and how they are kept.
 
-    def candidates(self) -> list[Config]:
-        """Return the configurations that are worth measuring, these first; those of wide heads in registers only."""
-        found = [self.config()]
-        if self.key_step == 0:
-            for keys, warps, stages in itertools.product((16, 32, 64, 128), (4, 8), (1, 2, 3, 5)):
-                found.append(Config.of(warps, stages, BLOCK_N=keys))
-        return list(dict.fromkeys(found))
+    dtype: of queries; page_dtype: of keys and values; scaling: what of these has a scale of its own
+    """
 
+    num_heads: int
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    page_dtype: torch.dtype
+    scaling: Scaling
 
-def shape_class(num_heads: int, pages: KVPages, dtype: torch.dtype) -> str:
-    """Return what layers have in common that one configuration suits, as text."""
-    widths = f"{num_heads // pages.num_kv_heads} x {pages.key_width}/{pages.value_width}"
-    return f"{widths} {str(dtype).removeprefix('torch.')} over {str(pages.keys.dtype).removeprefix('torch.')}"
+    @classmethod
+    def of(cls, num_heads: int, pages: KVPages, dtype: torch.dtype) -> HeadShape:
+        """Return the shape of a layer with these pages."""
+        widths = (pages.key_width, pages.value_width)
+        return cls(num_heads, pages.num_kv_heads, *widths, dtype, pages.keys.dtype, pages.scaling)
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def name(self) -> str:
+        """The name of the shape class."""
+        heads = f"{self.num_heads}/{self.num_kv_heads} heads {self.key_width}/{self.value_width}"
+        dtype, pages = (str(each).removeprefix("torch.") for each in (self.dtype, self.page_dtype))
+        return f"{heads} {dtype} over {pages}{'' if self.scaling == 'none' else f' by {self.scaling}'}"
 
 
 def family_of(device: torch.device) -> Family:

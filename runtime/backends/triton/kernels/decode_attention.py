@@ -25,12 +25,14 @@ bandwidth, for every element then also costs a conversion.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferencex.runtime.backends.triton.attention_tiles import most_splits, split_keys
+from inferencex.runtime.backends.triton.attention_tiles import SPLITS, most_splits, split_keys
 from inferencex.runtime.backends.triton.kernels.attention_cases import FAMILIES, attention_cases
 from inferencex.runtime.backends.triton.kernels.attention_keys import (
     LOG2_E,
@@ -46,12 +48,15 @@ from inferencex.runtime.backends.triton.kernels.attention_step import (
     AttentionStep,
     Blocks,
     Family,
+    HeadShape,
     family_of,
-    shape_class,
 )
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.kernels.variant import KernelVariant
-from inferencex.runtime.backends.triton.tuning import Config, configuration
+from inferencex.runtime.backends.triton.tuning import Config, configuration, remembered
+
+KERNEL = "decode_attention"
+"""The name under which configurations are kept."""
 
 _REDUCED_BY = ("HEADS", "KV_HEADS", "DV", "WINDOW", "CHUNK", "SINKS", "SCALING")
 _REDUCED_TOGETHER = 4  # splits: what is added up in which order depends on nothing else
@@ -257,6 +262,42 @@ def decode_blocks(family: Family, key_width: int, value_width: int, group: int, 
     return Blocks(16, 32, 4, 1, 64 if widest > 128 else 32)
 
 
+def _split(shape: HeadShape) -> int:
+    return split_keys(
+        shape.num_heads, shape.num_kv_heads, shape.key_width, shape.value_width, shape.page_dtype.itemsize
+    )
+
+
+def decode_options(shape: HeadShape, family: Family) -> list[Config]:
+    """Return the configurations that are worth measuring, the default first.
+
+    BLOCK_N  keys at a time            32, 64, 128
+    SPLIT    keys that a program takes 256, 512, 1024
+    warps    4, 8; stages 2, 3, 5 (CUDA), 1, 2 (AMD)
+
+    Heads whose queries are not kept in registers, and float32 on a GPU, differ in SPLIT alone. What is chosen holds for
+    every batch and context: a sequence's result depends on SPLIT, and must not depend on others.
+    """
+    blocks = _blocks(shape, family)
+    found = [Config.of(blocks.num_warps, blocks.num_stages, BLOCK_N=blocks.keys, SPLIT=_split(shape))]
+    found += [Config.of(blocks.num_warps, blocks.num_stages, BLOCK_N=blocks.keys, SPLIT=split) for split in SPLITS]
+    if blocks.key_step == 0:
+        stages = (2, 3, 5) if family in ("ampere", "hopper") else (1, 2)
+        for keys, split, warps, ahead in itertools.product((32, 64, 128), SPLITS, (4, 8), stages):
+            found.append(Config.of(warps, ahead, BLOCK_N=keys, SPLIT=split))
+    return list(dict.fromkeys(found))
+
+
+def _blocks(shape: HeadShape, family: Family) -> Blocks:
+    return decode_blocks(family, shape.key_width, shape.value_width, shape.group, shape.dtype.itemsize)
+
+
+@remembered
+def configuration_of(shape: HeadShape, device: torch.device) -> Config:
+    """Return the configuration on a device: what was measured there, else the default."""
+    return configuration(KERNEL, shape.name, decode_options(shape, family_of(device)), device)
+
+
 def decode_attention(
     q: Tensor, pages: KVPages, step: AttentionStep, layer: AttentionLayer, out: Tensor, config: Config | None = None
 ) -> None:
@@ -264,11 +305,11 @@ def decode_attention(
 
     `config` is what was measured on the device for such layers where it is not given, else the default.
     """
-    heads, kv_heads, key_width, value_width = layer.num_heads, pages.num_kv_heads, pages.key_width, pages.value_width
-    blocks = decode_blocks(family_of(q.device), key_width, value_width, heads // kv_heads, q.element_size())
-    name = shape_class(layer.num_heads, pages, q.dtype)
-    blocks = blocks.with_config(configuration("decode_attention", name, blocks.config()) if config is None else config)
-    split = split_keys(heads, kv_heads, key_width, value_width, pages.keys.element_size())
+    heads, kv_heads, value_width = layer.num_heads, pages.num_kv_heads, pages.value_width
+    shape = HeadShape.of(heads, pages, q.dtype)
+    blocks = _blocks(shape, family_of(q.device))
+    config = configuration_of(shape, q.device) if config is None else config
+    split = config["SPLIT"]
     splits = most_splits(step.longest_context, split, layer.window, layer.chunk)
     sequences = step.decode_sequences.shape[0]
     # One split leaves nothing to add up, and writes no sums.
@@ -298,13 +339,12 @@ def decode_attention(
         step.block_tables.stride(0),
         layer.scale,
         **constants,
-        SPLIT=split,
         ALONE=splits == 1,
         BLOCK_M=blocks.rows,
-        BLOCK_N=blocks.keys,
         KEY_STEP=blocks.key_step,
-        num_warps=blocks.num_warps,
-        num_stages=blocks.num_stages,
+        **config.constants,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     if splits > 1:
         reduce_splits_kernel[(heads, sequences)](

@@ -14,7 +14,7 @@ in a register (Kim et al. 2022, "Who says elephants can't run"; Frantar et al. 2
     int8  float16   0x6400 | u         = 1024 + u          minus (1024 + z)
           bfloat16  0x4300 | (u & 127) = 128 + u % 128     plus (-128 or -256), which is 0xC380 ^ (u & 128)
     e4m3  sign, and the other bits below it   times 2^8 (float16), 2^120 (bfloat16)
-    e2m1  likewise                            times 2^14, 2^126
+    e2m1  likewise                            times 2^14, 2^126; or times a scale that has the power in it
 
 Every step is exact, subnormal numbers included; the NaN codes of e4m3 are the only ones that come out wrong (480).
 Integers are stored with their offset, `u = q + 8` or `q + 128` for signed ones (weights/layout.py).
@@ -48,6 +48,7 @@ from inferencex.runtime.backends.triton.kernels.pair_assembly import (
     INT8_FLOAT16,
     SHIFT_RIGHT,
     SMALL_FLOAT,
+    SMALL_FLOAT_BITS,
 )
 
 Chip = Literal["cuda", "hip", "interpreter"]
@@ -94,16 +95,74 @@ def float_zeros(raw, DTYPE: tl.constexpr):
 
 @triton.jit
 def float_scales(raw, SCALES: tl.constexpr):
-    """Return scales as float32: numbers (`SCALES` = "float"), or codes of e4m3 or of e8m0, powers of two, in uint8."""
+    """Return scales as float32: numbers (`SCALES` = "float"), or codes in uint8 (weights/scale_formats.py)."""
     if SCALES == "e4m3":
         wide = raw.to(tl.int16)
         half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
         return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    elif SCALES == "e5m3":
+        return ((raw.to(tl.int32) << 20) + (106 << 23)).to(tl.float32, bitcast=True)
     elif SCALES == "e8m0":
         exponent = raw.to(tl.int32)
         return tl.where(exponent == 0, 0x00400000, exponent << 23).to(tl.float32, bitcast=True)
     else:
         return raw.to(tl.float32)
+
+
+@triton.jit
+def has_folded_scales(FORMAT: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr):
+    """Tell whether `scaled_small_float` is there for a format."""
+    return FORMAT == "e2m1" and (SCALES == "e5m3" or SCALES == "e8m0") and DTYPE != tl.float32
+
+
+def folded_factor(weight_format: str, scales: str, dtype: torch.dtype) -> float:
+    """Return what products of `scaled_small_float` are too small by; 1 where it is not there."""
+    if weight_format != "e2m1" or scales not in ("e5m3", "e8m0") or dtype == torch.float32:
+        return 1.0
+    if dtype == torch.bfloat16:
+        return 2.0**16
+    return 2.0**8 if scales == "e5m3" else 1.0
+
+
+@triton.jit
+def folded_scales(codes, SCALES: tl.constexpr, DTYPE: tl.constexpr):
+    """Return 2^110 (bfloat16), 2^6 or, of powers of two, 2^14 (float16) times the scales that codes stand for.
+
+    Those are the powers that the bits of a 4-bit float are short of, 2^126 and 2^14, but for `folded_factor`, without
+    which the largest scales would overflow. So a code is made a number by a shift and an addition.
+    """
+    wide = codes.to(tl.int16)
+    if DTYPE == tl.bfloat16:
+        if SCALES == "e5m3":
+            bits = (wide << 4) + (216 << 7)
+        else:
+            bits = (wide << 7) + (110 << 7)
+    elif SCALES == "e5m3":
+        bits = wide << 7
+    else:
+        bits = tl.maximum(wide - 98, 0) << 10
+    return bits.to(tl.int16).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def scaled_small_float(words, scale, J: tl.constexpr, DTYPE: tl.constexpr, CHIP: tl.constexpr):
+    """Return number `J` of each word, a 4-bit float, times its scale, by `folded_scales`: `[rows, slice]` of DTYPE.
+
+    One multiplication brings the bits to where they stand for a number, and scales it. It is exact: two bits times
+    four are six.
+    """
+    if CHIP == "cuda":
+        DOWN: tl.constexpr = 6 if DTYPE == tl.bfloat16 else 3
+        return _pairs(SMALL_FLOAT_BITS(12 - 4 * J, DOWN, 0x7000 >> DOWN), words, DTYPE) * scale
+    elif DTYPE == tl.bfloat16:
+        left = words << (12 - 4 * J)
+        bits = (left & -0x8000) | ((left >> 6) & 0x1C0)
+        wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        return _upper_half(wide * scale.to(tl.float32))
+    else:
+        left = words << (12 - 4 * J)
+        bits = (left & -0x8000) | ((left >> 3) & 0xE00)
+        return bits.to(tl.float16, bitcast=True) * scale
 
 
 @triton.jit

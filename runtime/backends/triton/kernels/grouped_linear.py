@@ -11,18 +11,28 @@ operations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferencex.runtime.backends.triton.kernels.chips import device_target, is_nvidia
 from inferencex.runtime.backends.triton.kernels.dequantize import chip, float_scales, float_zeros, unpack_slice
-from inferencex.runtime.backends.triton.kernels.expert_routing import Routing
-from inferencex.runtime.backends.triton.kernels.scaled_linear import device_target
+from inferencex.runtime.backends.triton.kernels.expert_routing import Routing, route
+from inferencex.runtime.backends.triton.kernels.grouped_tiles import (
+    KERNEL,
+    GroupedShape,
+    candidates,
+    configuration_of,
+    default_config,
+)
 from inferencex.runtime.backends.triton.kernels.variant import TARGETS, KernelVariant, Target
-from inferencex.runtime.backends.triton.weights import LinearWeight
+from inferencex.runtime.backends.triton.tuning import Config, Tuner
+from inferencex.runtime.backends.triton.weights import Format, LinearWeight
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_MEASURED_WITH = (1, 24, 128)
+"""Assignments for each expert."""
 
 
 @triton.jit
@@ -173,16 +183,6 @@ def _grouped_plain(
     tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there[:, None] & output_mask[None, :])
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Constants of a grouped product, for tiles of a number of assignments."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
 def tile_of(assignments: int, *weights: LinearWeight) -> int:
     """Return how many assignments a tile has: about what an expert gets, within what matrix instructions take.
 
@@ -193,17 +193,6 @@ def tile_of(assignments: int, *weights: LinearWeight) -> int:
     if average <= 16 or is_gathered:
         return 16
     return 32 if average <= 32 else 64
-
-
-def constants(tile: int, target: Target | None, *, is_float32: bool) -> Tiles:
-    """Return the constants for tiles of 16, 32 or 64 assignments on a chip, or (None) in the interpreter."""
-    if target is None:
-        return Tiles(64, 64, 4, 1)
-    if is_float32:
-        return Tiles(32, 32, 4, 2)
-    if not target.startswith("sm"):  # 64 KiB of shared memory, and on RDNA 256 registers
-        return Tiles(64, 64, 8 if tile == 64 and target == "gfx1100" else 4, 2)
-    return Tiles(128, 64, 8, 3) if tile == 64 else Tiles(64, 64, 4, 3)
 
 
 def scaling_of(weight: LinearWeight) -> str:
@@ -224,13 +213,21 @@ def grouped_linear(x: Tensor, weight: LinearWeight, routing: Routing, assignment
     """
     if x.dim() != 2 or not x.is_contiguous() or list(x.shape) != [assignments // shared, weight.in_features]:
         raise ValueError(f"rows {list(x.shape)}; expected contiguous {[assignments // shared, weight.in_features]}")
+    if weight.format == "plain" and weight.values.dtype != x.dtype:
+        raise ValueError(f"weights of {weight.values.dtype} for rows of {x.dtype}")
+    if weight.format != "plain" and (weight.layout != "panels" or weight.scales is None):
+        raise ValueError(f"a stack {weight.format} {list(weight.shape)} in {weight.layout}; expected panels")
+    y = torch.empty((assignments, weight.out_features), dtype=x.dtype, device=x.device)
+    shape = GroupedShape.of(weight, x.dtype, routing.tile)
+    launch(x, weight, routing, y, configuration_of(shape, x.device), shared=shared)
+    return y
+
+
+def launch(x: Tensor, weight: LinearWeight, routing: Routing, y: Tensor, config: Config, *, shared: int = 1) -> None:
+    """Multiply in a configuration; `grouped_linear` has checked what must fit."""
     columns, depth = weight.out_features, weight.in_features
-    y = torch.empty((assignments, columns), dtype=x.dtype, device=x.device)
-    chosen = constants(routing.tile, device_target(x.device), is_float32=x.dtype == torch.float32)
-    grid = (routing.tiles.shape[0], triton.cdiv(columns, chosen.block_n))
+    grid = (routing.tiles.shape[0], triton.cdiv(columns, config["BLOCK_N"]))
     if weight.format == "plain":
-        if weight.values.dtype != x.dtype:
-            raise ValueError(f"weights of {weight.values.dtype} for rows of {x.dtype}")
         _grouped_plain[grid](
             x,
             weight.values,
@@ -242,15 +239,14 @@ def grouped_linear(x: Tensor, weight: LinearWeight, routing: Routing, assignment
             depth,
             shared,
             TILE=routing.tile,
-            BLOCK_N=chosen.block_n,
-            BLOCK_K=chosen.block_k,
-            EVEN=depth % chosen.block_k == 0,
-            num_warps=chosen.num_warps,
-            num_stages=chosen.num_stages,
+            BLOCK_N=config["BLOCK_N"],
+            BLOCK_K=config["BLOCK_K"],
+            EVEN=depth % config["BLOCK_K"] == 0,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )
-        return y
-    if weight.layout != "panels" or weight.scales is None:
-        raise ValueError(f"a stack {weight.format} {list(weight.shape)} in {weight.layout}; expected panels")
+        return
+    assert weight.scales is not None
     _grouped_panels[grid](
         x,
         weight.values,
@@ -272,14 +268,35 @@ def grouped_linear(x: Tensor, weight: LinearWeight, routing: Routing, assignment
         PANEL=weight.panel,
         GROUP=weight.group_size,
         TILE=routing.tile,
-        BLOCK_N=chosen.block_n,
+        BLOCK_N=config["BLOCK_N"],
         EVEN=depth % weight.panel == 0,
         CHIP=chip(),
-        STAGES=chosen.num_stages,
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
-    return y
+
+
+def tune_grouped_linear(tuner: Tuner, weight: LinearWeight, dtype: torch.dtype) -> None:
+    """Measure products with a stack in each size of tiles where it lies.
+
+    Tiles of 16 are measured with one assignment for each expert, which is decoding: reading weights is what it costs.
+    Larger ones get as many for each expert as make `tile_of` choose them.
+    """
+    device, count = weight.values.device, weight.experts
+    for tile in dict.fromkeys(tile_of(each * count, weight) for each in _MEASURED_WITH):
+        average = next(each for each in _MEASURED_WITH if tile_of(each * count, weight) == tile)
+        ids = torch.arange(average * count, device=device) % count
+        routing = route(ids, count, tile)
+        x = torch.randn((ids.numel(), weight.in_features), device=device).to(dtype)
+        y = torch.empty((ids.numel(), weight.out_features), dtype=dtype, device=device)
+        shape = GroupedShape.of(weight, dtype, tile)
+        tuner.tune(
+            KERNEL,
+            shape.name,
+            candidates(shape, device_target(device)),
+            lambda config, x=x, routing=routing, y=y: launch(x, weight, routing, y, config),  # type: ignore[misc]
+        )
 
 
 def variants() -> list[KernelVariant]:
@@ -297,30 +314,33 @@ def variants() -> list[KernelVariant]:
             found.append(_panels_variant(target, "bf16", tile, "e2m1", 32, "after", has_zeros=False))
             found.append(_panels_variant(target, "bf16", tile, "e4m3", 1 << 20, "channel", has_zeros=False))
         found.append(_panels_variant(target, "bf16", 16, "int4", 48, "elements", has_zeros=True))
+        found.append(_panels_variant(target, "bf16", 16, "e2m1", 16, "elements", has_zeros=False))
         found.append(_plain_variant(target, "fp32", 16))
     return found
 
 
 def _plain_variant(target: Target, dtype: str, tile: int) -> KernelVariant:
-    chosen = constants(tile, target, is_float32=dtype == "fp32")
+    shape = GroupedShape("plain", 0, True, _DTYPES[dtype], 8, 4096, 4096, tile)
+    config = default_config(shape, target)
     pointers = {name: f"*{dtype}" for name in ("x", "weight", "bias", "y")} | {"rows": "*i32", "tiles": "*i32"}
     return KernelVariant(
         _grouped_plain,
         f"grouped_linear {dtype}, tiles of {tile}",
         {**pointers, "columns": "i32", "depth": "i32", "shared": "i32"},
-        {"TILE": tile, "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "EVEN": True},
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        {"TILE": tile, "BLOCK_N": config["BLOCK_N"], "BLOCK_K": config["BLOCK_K"], "EVEN": True},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         aligned=(*pointers, "columns", "depth"),
         targets=(target,),
     )
 
 
 def _panels_variant(
-    target: Target, dtype: str, tile: int, weight_format: str, group: int, scaling: str, *, has_zeros: bool
+    target: Target, dtype: str, tile: int, weight_format: Format, group: int, scaling: str, *, has_zeros: bool
 ) -> KernelVariant:
-    kind = "cuda" if target.startswith("sm") else "hip"
-    chosen = constants(tile, target, is_float32=False)
+    kind = "cuda" if is_nvidia(target) else "hip"
+    shape = GroupedShape(weight_format, group, not has_zeros, _DTYPES[dtype], 8, 4096, 4096, tile)
+    config = default_config(shape, target)
     pointers = {"x": f"*{dtype}", "words": "*i16", "scales": "*u8" if weight_format == "e2m1" else "*fp16"}
     if has_zeros:
         pointers["zeros"] = "*u8"
@@ -333,18 +353,18 @@ def _panels_variant(
         {
             **({} if has_zeros else {"zeros": None}),
             "FORMAT": weight_format,
-            "SCALES": "e8m0" if weight_format == "e2m1" else "float",
+            "SCALES": "float" if weight_format != "e2m1" else "e8m0" if group == 32 else "e5m3",
             "SCALING": scaling,
             "PANEL": 64 if group == 32 and weight_format == "int4" else 128,
             "GROUP": group,
             "TILE": tile,
-            "BLOCK_N": chosen.block_n,
+            "BLOCK_N": config["BLOCK_N"],
             "EVEN": True,
             "CHIP": kind,
-            "STAGES": chosen.num_stages,
+            "STAGES": config.num_stages,
         },
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         aligned=(*pointers, "columns", "depth"),
         targets=(target,),
     )

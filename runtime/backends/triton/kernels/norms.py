@@ -21,10 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from inferencex.runtime.backends.triton.kernels.quantize_rows import (
+    Quantization,
+    Quantized,
     as_bytes,
-    empty_quantized,
+    quantize_by,
     quantize_row,
-    quantize_rows,
     row_launch,
 )
 from inferencex.runtime.backends.triton.kernels.variant import KernelVariant
@@ -56,8 +57,10 @@ def _norm(
 ):
     """Normalize the row of this program: Zhang and Sennrich 2019; CENTERED, Ba et al. 2016.
 
+    y:         where rows go; None where nobody reads them unquantized
     ADDS:      `residual [T, S]` is added first, and the sum written to `total`
-    QUANTIZES: `values` and `row_scales` are written in place of `y`
+    QUANTIZES: "" for not at all; "rows", `values` and `row_scales` are written; "fixed", `values` are, by the one scale
+               that `row_scales` holds
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -76,12 +79,14 @@ def _norm(
     if HAS_BIAS:
         normed += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     result = normed.to(x.dtype.element_ty)
-    if QUANTIZES:
+    if y is not None:
+        tl.store(y + place, result, mask=inside)
+    if QUANTIZES == "rows":
         quantized, row_scale = quantize_row(result.to(tl.float32), TO_FP8)
         tl.store(values + place, quantized, mask=inside)
         tl.store(row_scales + row, row_scale)
-    else:
-        tl.store(y + place, result, mask=inside)
+    elif QUANTIZES == "fixed":
+        tl.store(values + place, quantize_by(result.to(tl.float32), tl.load(row_scales), 0, TO_FP8), mask=inside)
 
 
 @triton.jit
@@ -139,19 +144,11 @@ def _norm_in_pieces(
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """Rows in 8 bits: values int8 or float8_e4m3fn `[T, S]`, and float32 scales `[T]`."""
-
-    values: Tensor
-    scales: Tensor
-
-
-@dataclass(frozen=True)
 class Normalized:
-    """What a normalization gives, which is one of two things, and the sum that was normalized.
+    """What a normalization gives.
 
-    y:         normalized rows `[T, S]`, of the type of `x`
-    quantized: the same in 8 bits
+    y:         normalized rows `[T, S]`, of the type of `x`; None where only quantized ones are wanted
+    quantized: the same in 8 bits, where they are wanted
     total:     `x + residual`, where there is a residual
     """
 
@@ -192,7 +189,8 @@ def normalize(
     residual: Tensor | None = None,
     bias: Tensor | None = None,
     centered: bool = False,
-    to: torch.dtype | None = None,
+    quantization: Quantization | None = None,
+    keep: bool = False,
     out: Tensor | None = None,
 ) -> Normalized:
     """Normalize rows `[T, S]`; every fused form is one launch, for rows of up to 16384 elements.
@@ -200,18 +198,19 @@ def normalize(
     residual: `[T, S]`, added first
     bias:     `[S]`, added last
     centered: layer normalization in place of RMS
-    to:       int8 or float8_e4m3fn to quantize the normalized rows as `QuantizeRows` does, and not write them
-    out:      where the normalized rows go
+    quantization: quantizes the normalized rows
+    keep:     also gives them unquantized
+    out:      where the unquantized rows go
     """
     rows, width = _checked(x, scale, bias, residual, out)
-    if to is not None and out is not None:
+    if quantization is not None and out is not None and not keep:
         raise ValueError("quantized rows are not written to `out`")
     is_wide = width > _WIDEST_HELD
     total = None if residual is None else torch.empty_like(residual)
     y, quantized = out, None
-    if to is not None and not is_wide:
-        quantized = Quantized(*empty_quantized((rows, width), to, x.device))
-    elif y is None:
+    if quantization is not None and not is_wide:
+        quantized = quantization.places((rows, width), x.device)
+    if y is None and (quantized is None or keep):
         y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     terms = {"CENTERED": centered, "ADDS": residual is not None, "HAS_BIAS": bias is not None}
     if rows and is_wide:
@@ -244,13 +243,13 @@ def normalize(
             width,
             epsilon,
             **terms,
-            QUANTIZES=quantized is not None,
-            TO_FP8=to == torch.float8_e4m3fn,
+            QUANTIZES="" if quantization is None else quantization.kind,
+            TO_FP8=quantization is not None and quantization.to == torch.float8_e4m3fn,
             BLOCK=block,
             num_warps=warps,
         )
-    if to is not None and y is not None:
-        return Normalized(None, Quantized(*quantize_rows(y, to)), total)
+    if quantization is not None and quantized is None:
+        return Normalized(y if keep else None, quantization.of(_required(y)), total)
     return Normalized(y, quantized, total)
 
 
@@ -287,11 +286,20 @@ def variants() -> list[KernelVariant]:
         for to in (None, "int8", "fp8")
         if dtype == "bf16" or (to is None and adds)
     ]
+    found += [
+        _variant("bf16", 4096, centered, adds, to, kept=kept, kind=kind)
+        for centered in (False, True)
+        for adds in (False, True)
+        for to in ("int8", "fp8")
+        for kind, kept in (("rows", True), ("fixed", False), ("fixed", True))
+    ]
     wide = [(dtype, centered) for dtype in ("fp16", "bf16", "fp32") for centered in (False, True)]
     return found + [_variant(dtype, _WIDEST_HELD + 16, centered, True, None) for dtype, centered in wide]
 
 
-def _variant(dtype: str, width: int, centered: bool, adds: bool, to: str | None) -> KernelVariant:
+def _variant(
+    dtype: str, width: int, centered: bool, adds: bool, to: str | None, *, kept: bool = False, kind: str = "rows"
+) -> KernelVariant:
     is_wide = width > _WIDEST_HELD
     block, warps = (_PIECE, _PIECE_WARPS) if is_wide else row_launch(width)
     used = {
@@ -299,7 +307,7 @@ def _variant(dtype: str, width: int, centered: bool, adds: bool, to: str | None)
         "residual": f"*{dtype}" if adds else "",
         "scale": f"*{dtype}",
         "bias": f"*{dtype}" if centered else "",
-        "y": f"*{dtype}" if to is None else "",
+        "y": f"*{dtype}" if to is None or kept else "",
         "total": f"*{dtype}" if adds else "",
     }
     if not is_wide:
@@ -309,13 +317,14 @@ def _variant(dtype: str, width: int, centered: bool, adds: bool, to: str | None)
     absent = dict.fromkeys(name for name, kind in used.items() if not kind)
     terms = {"CENTERED": centered, "ADDS": adds, "HAS_BIAS": centered}
     name = f"{'add_' if adds else ''}{'layer' if centered else 'rms'}_norm"
+    also = f"{' by a fixed scale' if kind == 'fixed' else ''}{' and as it is' if kept else ''}"
     return KernelVariant(
         _norm_in_pieces if is_wide else _norm,
-        f"{name} {dtype}{f' to {to}' if to else ''}, {'in pieces' if is_wide else f'{width} wide'}",
+        f"{name} {dtype}{f' to {to}{also}' if to else ''}, {'in pieces' if is_wide else f'{width} wide'}",
         {**pointers, "x_stride": "i32", "width": "i32", "epsilon": "fp32"},
         {**absent, **terms, "PIECE": block}
         if is_wide
-        else {**absent, **terms, "QUANTIZES": to is not None, "TO_FP8": to == "fp8", "BLOCK": block},
+        else {**absent, **terms, "QUANTIZES": kind if to else "", "TO_FP8": to == "fp8", "BLOCK": block},
         num_warps=warps,
         aligned=(*pointers, "x_stride", "width"),
     )

@@ -56,6 +56,15 @@ def shift_right(bits: int) -> str:
     return f"shr.b32 $0, $1, {bits};"
 
 
+def small_float_bits(left: int, down: int, mask: int) -> str:
+    """Floats of 4 bits: `left` brings the sign to the top, `down` the rest, under `mask`, to where it belongs."""
+    shifted = f"shl.b32 l, $1, {left};" if left else "mov.b32 l, $1;"
+    return (
+        f"{{ .reg .b32 l, s, t; {shifted} and.b32 s, l, 0x80008000; shr.b32 t, l, {down}; "
+        f"lop3.b32 $0, t, 0x{mask << 16 | mask:08X}, s, 0xEA; }}"
+    )
+
+
 def small_float(left: int, down: int, mask: int, is_bfloat16: bool, factor: int) -> str:
     """Floats of 4 or 8 bits: `left` brings the sign to the top, `down` the rest, under `mask`, to where it belongs."""
     both = f"0x{mask << 16 | mask:08X}"
@@ -74,3 +83,4 @@ INT8_BFLOAT16 = constexpr_function(int8_bfloat16)
 ADD_BFLOAT16 = constexpr_function(add_bfloat16)
 SHIFT_RIGHT = constexpr_function(shift_right)
 SMALL_FLOAT = constexpr_function(small_float)
+SMALL_FLOAT_BITS = constexpr_function(small_float_bits)

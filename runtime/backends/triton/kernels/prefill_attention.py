@@ -18,6 +18,9 @@ and keys gathered through a block table, for which Triton has asynchronous copie
 
 from __future__ import annotations
 
+import itertools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,12 +40,15 @@ from inferencex.runtime.backends.triton.kernels.attention_step import (
     AttentionStep,
     Blocks,
     Family,
+    HeadShape,
     family_of,
-    shape_class,
 )
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.kernels.variant import KernelVariant
-from inferencex.runtime.backends.triton.tuning import Config, configuration
+from inferencex.runtime.backends.triton.tuning import Config, configuration, remembered
+
+KERNEL = "prefill_attention"
+"""The name under which configurations are kept."""
 
 
 @triton.jit
@@ -219,6 +225,39 @@ def _tile_constants(planned_rows: int, group: int, blocks: Blocks) -> dict[str, 
     }
 
 
+def prefill_options(shape: HeadShape, family: Family) -> list[Config]:
+    """Return the configurations that are worth measuring, the default first.
+
+    BLOCK_M  rows of a tile: new tokens times query heads  64, 128
+    BLOCK_N  keys at a time                                32, 64, 128
+    warps    4, 8; stages 2, 3, 5 (CUDA), 1, 2 (AMD)
+
+    Heads whose queries are not kept in registers, wider ones than 256, and float32 on a GPU, have their default alone.
+    """
+    blocks = _blocks(shape, family)
+    found = [Config.of(blocks.num_warps, blocks.num_stages, BLOCK_M=blocks.rows, BLOCK_N=blocks.keys)]
+    if blocks.key_step == 0 and max(shape.key_width, shape.value_width) <= 256:
+        stages = (2, 3, 5) if family in ("ampere", "hopper") else (1, 2)
+        for rows, keys, warps, ahead in itertools.product((64, 128), (32, 64, 128), (4, 8), stages):
+            found.append(Config.of(warps, ahead, BLOCK_M=rows, BLOCK_N=keys))
+    return list(dict.fromkeys(found))
+
+
+def _blocks(shape: HeadShape, family: Family) -> Blocks:
+    return prefill_blocks(family, shape.key_width, shape.value_width, shape.dtype.itemsize)
+
+
+@remembered
+def configuration_of(shape: HeadShape, device: torch.device) -> Config:
+    """Return the configuration on a device: what was measured there, else the default."""
+    return configuration(KERNEL, shape.name, prefill_options(shape, family_of(device)), device)
+
+
+def rows_of_tile(shape: HeadShape, config: Config) -> int:
+    """Return the new tokens that fill a tile with all query heads of a KV head."""
+    return max(1, config["BLOCK_M"] // shape.group)
+
+
 def prefill_attention(
     q: Tensor, pages: KVPages, step: AttentionStep, layer: AttentionLayer, out: Tensor, config: Config | None = None
 ) -> None:
@@ -226,9 +265,10 @@ def prefill_attention(
 
     `config` is what was measured on the device for such layers where it is not given, else the default.
     """
-    blocks = prefill_blocks(family_of(q.device), pages.key_width, pages.value_width, q.element_size())
-    name = shape_class(layer.num_heads, pages, q.dtype)
-    blocks = blocks.with_config(configuration("prefill_attention", name, blocks.config()) if config is None else config)
+    shape = HeadShape.of(layer.num_heads, pages, q.dtype)
+    config = configuration_of(shape, q.device) if config is None else config
+    key_step = _blocks(shape, family_of(q.device)).key_step
+    blocks = Blocks(config["BLOCK_M"], config["BLOCK_N"], config.num_warps, config.num_stages, key_step)
     group = layer.num_heads // pages.num_kv_heads
     tile = _tile_constants(step.tile_rows, group, blocks)
     keys, values = pages.storage()

@@ -9,6 +9,8 @@ and read with integer arithmetic, as bytes: half of the chips know no E4M3 in th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -80,6 +82,20 @@ def quantize_row(x, TO_FP8: tl.constexpr):
 
 
 @triton.jit
+def quantize_by(x, scale, zero_point, TO_FP8: tl.constexpr):
+    """Quantize float32 by one scale, float32: int8, or bits of E4M3, as saturating `QuantizeLinear` does."""
+    scaled = tl.math.div_rn(x, tl.zeros_like(x) + scale)
+    if TO_FP8:
+        quantized = encode_e4m3(scaled)
+    else:
+        # Wide enough for any zero point to bring the sum back into range.
+        rounded = (tl.minimum(tl.maximum(scaled, -512.0), 512.0) + _ROUNDER) - _ROUNDER
+        shifted = rounded.to(tl.int32) + zero_point
+        quantized = tl.minimum(tl.maximum(shifted, -128), 127).to(tl.int8)
+    return quantized
+
+
+@triton.jit
 def _quantize_rows(x, values, scales, width, TO_FP8: tl.constexpr, BLOCK: tl.constexpr):
     """A program is a row, all of which is in registers; reads `[T, S]` once and writes a byte for each element."""
     row = tl.program_id(0).to(tl.int64)
@@ -97,15 +113,46 @@ def _quantize_fixed(x, values, scale, zero_point, size, TO_FP8: tl.constexpr, BL
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     numbers = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    scaled = tl.math.div_rn(numbers, tl.zeros_like(numbers) + tl.load(scale).to(tl.float32))
-    if TO_FP8:
-        quantized = encode_e4m3(scaled)
-    else:
-        # Wide enough for any zero point to bring the sum back into range.
-        rounded = (tl.minimum(tl.maximum(scaled, -512.0), 512.0) + _ROUNDER) - _ROUNDER
-        shifted = rounded.to(tl.int32) + zero_point
-        quantized = tl.minimum(tl.maximum(shifted, -128), 127).to(tl.int8)
+    quantized = quantize_by(numbers, tl.load(scale).to(tl.float32), zero_point, TO_FP8)
     tl.store(values + place, quantized, mask=inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """How rows become 8-bit numbers.
+
+    to:    int8 or float8_e4m3fn
+    scale: one for all of them, float32 `[1]`; None where every row has its own
+    """
+
+    to: torch.dtype
+    scale: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """What kernels are told: "rows" or "fixed"."""
+        return "rows" if self.scale is None else "fixed"
+
+    def places(self, shape: tuple[int, int], device: torch.device) -> Quantized:
+        """Return where a kernel writes values of this shape, and their scales where those are not fixed."""
+        check_quantized_type(self.to)
+        if self.scale is None:
+            return Quantized(*empty_quantized(shape, self.to, device))
+        return Quantized(torch.empty(shape, dtype=self.to, device=device), self.scale)
+
+    def of(self, x: Tensor) -> Quantized:
+        """Quantize `[T, S]`, by a kernel of its own."""
+        if self.scale is None:
+            return Quantized(*quantize_rows(x, self.to))
+        return Quantized(quantize_fixed(x, self.scale, self.to), self.scale)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Rows in 8 bits: values int8 or float8_e4m3fn `[T, S]`, and float32 scales, `[T]` or one for all."""
+
+    values: Tensor
+    scales: Tensor
 
 
 def row_launch(width: int) -> tuple[int, int]:

@@ -27,21 +27,25 @@ Scales, by how groups lie (`SCALING`):
     elements  any other group size: before, by a gather of scales
 
 Cost of decode: the weight is read once, `bits / 8 + (2 + asymmetric) / group` bytes for each number: 0.516 for int4 in
-groups of 128, 1.8 us for 4096 x 4096 at 4.8 TB/s. Instructions in the loop for each number, counted in the machine code
-for sm_90 and bfloat16, and the share of bandwidth at which they fill a processor of an H200:
+groups of 128, 1.8 us for 4096 x 4096 at 4.8 TB/s. Instructions of the loop for each number, in the machine code for
+sm_90 and bfloat16 with the default tile of one token, and the share of the bandwidth at which they fill an H200
+(`python -m bench.gpu.predictions` counts them, and has the formula):
 
-    format, group         64 x 16 tile   128 x 8 tile   issue limit        predicted, from 50 MB on
-    int4, 128             3.3            2.4            97 to 132 %        70 to 75 %
-    int4, 128, float16    3.1                           103 %              70 to 75 %
-    int4, 32              4.7                           74 %               55 to 60 %
-    int8, a row           3.8                           166 %              80 %
-    e4m3, a row           4.0                           155 %              80 %
-    e2m1, 16 or 32        6.0 to 7.2                    47 to 56 %         40 %
+    format, group         tile      instructions   issue limit    predicted, from 50 MB on
+    int4, 128             64 x 8    3.1            101 %          74 %
+    int4, 32              128 x 8   3.5            100 %          74 %
+    int4, 32, zero points 128 x 8   4.0             92 %          74 %
+    int8, a row           64 x 8    3.8            162 %          74 %
+    e4m3, a row           64 x 8    4.0            153 %          74 %
+    e2m1, 16, e5m3        128 x 8   4.6             75 %          60 %
+    e2m1, 32, e8m0        128 x 8   4.3             76 %          61 %
 
-Predicted is 80 % of the smaller of the issue limit and 93 % of 4.8 TB/s, what copies reach. Matrices of 8 MB take 1 us
-more for the start of the kernel and 1 us for the sum of the parts: 45 %. To keep memory busy, a processor must have
-29 KB under way (4.8 TB/s * 0.8 us / 132); two programs of 128 rows or four of 64, with three panels each on their way,
-have 48.
+Predicted is 80 % of the smaller of the issue limit and 93 % of 4.8 TB/s, what copies reach. Short groups have tiles of
+128 rows, in which what is done once for all rows, or once for a token, is done for more weights. 4-bit floats are
+multiplied once, by their scale and the power of two that makes numbers of their bits (dequantize.py); scales come as
+codes of 8 bits that a shift and an addition make numbers of. Matrices of 8 MB take 1 us more for the start of the
+kernel and 1 us for the sum of the parts: 45 %. To keep memory busy, a processor must have 29 KB under way
+(4.8 TB/s * 0.8 us / 132); two programs of 128 rows or four of 64, with three panels each on their way, have 48.
 
 Cost of prefill: `2 T N K` operations. A tile of 128 rows, 128 tokens and 128 features takes 1024 cycles of an H200's
 matrix units (4096 operations a cycle), its unpacking 180 (16384 numbers * 1.4 / 128 lanes), scaling products 128, all
@@ -57,7 +61,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferencex.runtime.backends.triton.kernels.dequantize import float_scales, float_zeros, unpack_slice
+from inferencex.runtime.backends.triton.kernels.dequantize import (
+    float_scales,
+    float_zeros,
+    folded_scales,
+    has_folded_scales,
+    scaled_small_float,
+    unpack_slice,
+)
 
 
 @triton.jit
@@ -333,7 +344,11 @@ def _slice(
     if SCALING == "before" and GROUP < SLICE:
         GROUPS: tl.constexpr = SLICE // GROUP
         places = (tl.arange(0, GROUPS) + (panel * PANEL + J * SLICE) // GROUP)[None, :] * wide_n
-        some = float_scales(tl.load(scales_ptr[:, None] + places, mask=row_mask[:, None], other=0), SCALES).to(DTYPE)
+        raw = tl.load(scales_ptr[:, None] + places, mask=row_mask[:, None], other=0)
+        if has_folded_scales(FORMAT, SCALES, DTYPE):
+            folded = folded_scales(raw, SCALES, DTYPE)[:, :, None].broadcast_to(words.shape[0], GROUPS, GROUP)
+            return scaled_small_float(words, folded.reshape(words.shape), J, DTYPE, CHIP)
+        some = float_scales(raw, SCALES).to(DTYPE)
         scale = some[:, :, None].broadcast_to(words.shape[0], GROUPS, GROUP).reshape(words.shape)
         if zeros_ptr is not None:
             few = float_zeros(tl.load(zeros_ptr[:, None] + places, mask=row_mask[:, None], other=0), DTYPE)
@@ -341,7 +356,11 @@ def _slice(
         return unpack_slice(words, zero, J, FORMAT, DTYPE, CHIP) * scale
     elif SCALING == "before":
         place = ((panel * PANEL + J * SLICE) // GROUP) * wide_n
-        scale = float_scales(tl.load(scales_ptr + place, mask=row_mask, other=0), SCALES)[:, None]
+        raw = tl.load(scales_ptr + place, mask=row_mask, other=0)
+        if has_folded_scales(FORMAT, SCALES, DTYPE):
+            folded = folded_scales(raw, SCALES, DTYPE)[:, None].broadcast_to(words.shape)
+            return scaled_small_float(words, folded, J, DTYPE, CHIP)
+        scale = float_scales(raw, SCALES)[:, None]
         if zeros_ptr is not None:
             zero = float_zeros(tl.load(zeros_ptr + place, mask=row_mask, other=0), DTYPE)[:, None]
         return unpack_slice(words, zero, J, FORMAT, DTYPE, CHIP) * scale.to(DTYPE)
@@ -361,10 +380,11 @@ def add_splits_kernel(
 ):
     """Add the parts of split features, in order, and finish: `[SPLITS, T, N]` float32 to `[T, N]`.
 
-    Grid: `(tiles of N, T)`. Reads `4 SPLITS T N` bytes, which the second-level cache still has.
+    Grid: `(T, tiles of N)`, for only the first may be more than 65535. Reads `4 SPLITS T N` bytes, which the
+    second-level cache still has for few tokens.
     """
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
     mask = columns < N
     total = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):

@@ -15,24 +15,35 @@ whose partial sums a second kernel adds in order.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferencex.runtime.backends.triton.kernels.chips import device_target, multiplies_fp8, processors
 from inferencex.runtime.backends.triton.kernels.dequantize import float_scales
-from inferencex.runtime.backends.triton.kernels.quantize_rows import as_bytes, check_quantized_type, decode_e4m3
+from inferencex.runtime.backends.triton.kernels.quantize_rows import (
+    as_bytes,
+    check_quantized_type,
+    decode_e4m3,
+    quantize_rows,
+)
+from inferencex.runtime.backends.triton.kernels.scaled_linear_tiles import (
+    KERNEL,
+    ScaledShape,
+    candidates,
+    configuration_of,
+    default_config,
+)
 from inferencex.runtime.backends.triton.kernels.variant import TARGETS, KernelVariant, Target
+from inferencex.runtime.backends.triton.tuning import Config, Tuner, bucket_of
 from inferencex.runtime.backends.triton.weights import LinearWeight
 
 _LONGEST_INT8_ROW = ((1 << 31) - 1) // (128 * 128)  # whose sum of products fits int32
-_MOST_SPLITS = 16
 _FINISHED_AT_ONCE = 1024
 _BAND = 8
-_MOST_TOKENS_SPLIT = 64
 
 
 @triton.jit
@@ -201,62 +212,6 @@ def sums_of_rows(weight: LinearWeight) -> Tensor:
     return weight.values.sum(1, dtype=torch.int32)
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """How a launch divides its work: the constants of `_scaled_linear`, warps and stages."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-def tiles(rows: int, target: Target | None, *, upcasts: bool) -> Tiles:
-    """Return the tiles for a number of tokens, on a chip or (None) in the interpreter.
-
-    AMD's have 64 KiB of shared memory and no asynchronous copies to hide latency with; upcast operands take twice the
-    registers.
-    """
-    if target is None:
-        return Tiles(16 if rows <= 16 else 32, 32, 32, 4, 1)
-    is_cuda = target.startswith("sm")
-    if rows <= 16:
-        return Tiles(16, 32, 256, 4, 4) if is_cuda else Tiles(16, 32, 256, 4, 2)
-    if rows <= 32:
-        return Tiles(32, 64, 128, 4, 4) if is_cuda else Tiles(32, 64, 128, 4, 2)
-    if rows <= 64:
-        return Tiles(64, 64, 128, 4, 4) if is_cuda else Tiles(64, 64, 128, 4, 2)
-    if upcasts:
-        return Tiles(128, 128, 64, 8, 3) if is_cuda else Tiles(128, 128, 64, 8, 2)
-    return Tiles(128, 128, 128, 8, 3) if is_cuda else Tiles(128, 128, 128, 8, 2)
-
-
-@functools.cache
-def device_target(device: torch.device) -> Target | None:
-    """Return the described chip that is nearest to a device; None for the interpreter."""
-    if device.type != "cuda":
-        return None
-    if torch.version.hip is not None:
-        is_cdna = torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx9")
-        return "gfx942" if is_cdna else "gfx1100"
-    return "sm_90" if torch.cuda.get_device_capability(device) >= (9, 0) else "sm_80"
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a device; the interpreter's is small, so that tests see few splits."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-
-
-@functools.cache
-def multiplies_fp8(device: torch.device) -> bool:
-    """Tell whether a device has dots of E4M3 as bundles store it."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
-
-
 def scaled_linear(
     values: Tensor,
     scales: Tensor,
@@ -274,21 +229,46 @@ def scaled_linear(
     weight:      numbers of the type of `values`, in rows, with one scale a row
     zero_point:  of int8 activations; `weight_sums` must then be what `sums_of_rows` gives
     """
-    rows, columns, depth = _checked(values, scales, weight, zero_point, weight_sums, out, out_dtype)
+    rows, columns = _checked(values, scales, weight, zero_point, weight_sums, out, out_dtype)
     y = torch.empty((rows, columns), dtype=out_dtype, device=values.device) if out is None else out
     if not y.numel():
         return y
-    upcasts = values.dtype == torch.float8_e4m3fn and not multiplies_fp8(values.device)
-    chosen = tiles(rows, device_target(values.device), upcasts=upcasts)
-    grid = triton.cdiv(rows, chosen.block_m) * triton.cdiv(columns, chosen.block_n)
-    splits = _splits(rows, grid, triton.cdiv(depth, chosen.block_k), processors(values.device))
+    shape = shape_of(weight, out_dtype)
+    config = configuration_of(shape, bucket_of(rows), values.device)
+    launch(values, scales, weight, y, shape, config, zero_point=zero_point, weight_sums=weight_sums)
+    return y
+
+
+def shape_of(weight: LinearWeight, dtype: torch.dtype) -> ScaledShape:
+    """Return the shape of products with `weight` that give `dtype`."""
+    columns, depth = weight.shape[-2:]
+    if weight.values.dtype == torch.int8:
+        return ScaledShape("int8", False, dtype, columns, depth)
+    return ScaledShape("e4m3", not multiplies_fp8(weight.values.device), dtype, columns, depth)
+
+
+def launch(
+    values: Tensor,
+    scales: Tensor,
+    weight: LinearWeight,
+    y: Tensor,
+    shape: ScaledShape,
+    config: Config,
+    *,
+    zero_point: int = 0,
+    weight_sums: Tensor | None = None,
+) -> None:
+    """Multiply in a configuration; `scaled_linear` has checked what must fit."""
+    rows, columns, depth = values.shape[0], shape.columns, shape.depth
+    splits = config["SPLITS"]
+    grid = triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(columns, config["BLOCK_N"])
     sums_type = torch.int32 if values.dtype == torch.int8 else torch.float32
     written = torch.empty((splits, rows, columns), dtype=sums_type, device=values.device) if splits > 1 else y
     scaling = (scales, weight.scales, weight.tensor_scale, weight_sums if zero_point else None, weight.bias)
     terms = {"PER_ROW": scales.numel() == rows, "HAS_ZERO": zero_point != 0, "SCALES": weight.scale_format}
     _scaled_linear[(grid, splits)](
-        as_bytes(values) if upcasts else values,
-        as_bytes(weight.values) if upcasts else weight.values,
+        as_bytes(values) if shape.upcasts else values,
+        as_bytes(weight.values) if shape.upcasts else weight.values,
         *scaling,
         written,
         rows,
@@ -296,28 +276,34 @@ def scaled_linear(
         depth,
         zero_point,
         **terms,
-        UPCASTS=upcasts,
-        SPLITS=splits,
-        EVEN=depth % chosen.block_k == 0,
-        BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n,
-        BLOCK_K=chosen.block_k,
+        UPCASTS=shape.upcasts,
+        EVEN=depth % config["BLOCK_K"] == 0,
+        **config.constants,
         GROUP=_BAND,
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     if splits > 1:
-        shape = (rows, triton.cdiv(columns, _FINISHED_AT_ONCE))
-        _finish[shape](written, *scaling, y, rows, columns, zero_point, **terms, SPLITS=splits, BLOCK=_FINISHED_AT_ONCE)
-    return y
+        _finish[(rows, triton.cdiv(columns, _FINISHED_AT_ONCE))](
+            written, *scaling, y, rows, columns, zero_point, **terms, SPLITS=splits, BLOCK=_FINISHED_AT_ONCE
+        )
 
 
-def _splits(rows: int, grid: int, steps: int, processors: int) -> int:
-    """Return among how many programs a tile's features are divided: two for each processor, of four steps or more."""
-    if rows > _MOST_TOKENS_SPLIT:
-        return 1
-    wanted = max(1, min(2 * processors // grid, steps // 4, _MOST_SPLITS))
-    return 1 << (wanted.bit_length() - 1)  # powers of two, so that few are compiled
+def tune_scaled_linear(tuner: Tuner, weight: LinearWeight, dtype: torch.dtype, tokens: Sequence[int]) -> None:
+    """Measure products of `weight` with each number of tokens where it lies."""
+    shape, device = shape_of(weight, dtype), weight.values.device
+    for count in dict.fromkeys(map(bucket_of, tokens)):
+        values, scales = quantize_rows(torch.randn((count, shape.depth), device=device), weight.values.dtype)
+        y = torch.empty((count, shape.columns), dtype=dtype, device=device)
+        name = shape.class_for(count)
+        tuner.tune(
+            KERNEL,
+            name,
+            candidates(shape, count, device_target(device), processors(device)),
+            lambda config, x=values, scales=scales, y=y: launch(  # type: ignore[misc]
+                x, scales, weight, y, shape, config
+            ),
+        )
 
 
 def _checked(
@@ -328,7 +314,7 @@ def _checked(
     weight_sums: Tensor | None,
     out: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[int, int, int]:
+) -> tuple[int, int]:
     check_quantized_type(values.dtype)
     columns, depth = weight.shape[-2:]
     if weight.layout != "rows" or weight.experts != 1 or not weight.is_per_channel or weight.zero_points is not None:
@@ -348,7 +334,7 @@ def _checked(
         raise ValueError(f"a zero point of {zero_point} takes int8 activations and the sums of the {columns} rows")
     if out is not None and (list(out.shape) != [rows, columns] or out.dtype != dtype or not out.is_contiguous()):
         raise ValueError(f"out is {out.dtype} {list(out.shape)}; expected contiguous {dtype} [{rows}, {columns}]")
-    return rows, columns, depth
+    return rows, columns
 
 
 def variants() -> list[KernelVariant]:
@@ -372,7 +358,8 @@ def _variant(
     target: Target, kind: str, result: str, rows: int, splits: int, *, has_zero: bool = False
 ) -> KernelVariant:
     upcasts = kind == "fp8" and target != "sm_90"
-    chosen = tiles(rows, target, upcasts=upcasts)
+    shape = ScaledShape("int8" if kind == "int8" else "e4m3", upcasts, torch.bfloat16, 4096, 4096)
+    config = default_config(shape, rows, target, 132)
     stored = "*i8" if kind == "int8" else "*u8" if upcasts else "*fp8e4nv"
     written = f"*{result}" if splits == 1 else "*i32" if kind == "int8" else "*fp32"
     pointers = {"x": stored, "weight": stored, "x_scales": "*fp32", "weight_scales": "*fp16"}
@@ -391,13 +378,11 @@ def _variant(
             "UPCASTS": upcasts,
             "SPLITS": splits,
             "EVEN": True,
-            "BLOCK_M": chosen.block_m,
-            "BLOCK_N": chosen.block_n,
-            "BLOCK_K": chosen.block_k,
+            **{name: size for name, size in config.constants.items() if name != "SPLITS"},
             "GROUP": _BAND,
         },
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         aligned=(*pointers, "columns", "depth"),
         targets=(target,),
     )

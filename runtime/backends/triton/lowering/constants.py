@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inferencex.formats.graph import Value
 from inferencex.runtime.backends.graph.static_values import StaticValues, StoredArray, StoredWeight
+from inferencex.runtime.backends.triton.lowering.scale_codes import scale_codes
 from inferencex.runtime.backends.triton.weights import LinearWeight, from_canonical, plain
 from inferencex.runtime.backends.triton.weights.linear_weight import Layout
 
@@ -73,9 +74,10 @@ class Constants:
         return self._linears[key]
 
     def forget(self, value: Value) -> None:
-        """Let go of a linear's weight on the device."""
+        """Let go of a linear's weight on the device, and of all weights of floats, which others may read as well."""
         for key in [key for key in self._linears if key[0] == value.name]:
             del self._linears[key]
+        self._plain.clear()
 
     def plain_weight(self, stored: StoredWeight) -> Tensor:
         """Return a weight of floats in the compute type; one that several read, such as tied embeddings, once."""
@@ -98,17 +100,19 @@ class Constants:
         if stored.scales is None:
             return plain(self.plain_weight(stored), self.dtype, bias_tensor)
         zero_points = stored.zero_points
+        codes = scale_codes(self.static, value) if stored.format == "f4e2m1" else None
         return from_canonical(
             stored_tensor(stored.values, self.device).reshape(-1)
             if _NUMBER_BITS[stored.format] < 8
             else stored_tensor(stored.values, self.device).reshape(stored.shape),
-            stored_tensor(stored.scales, self.device),
+            stored_tensor(stored.scales, self.device) if codes is None else codes.codes.to(self.device),
             None if zero_points is None else stored_tensor(zero_points, self.device),
             shape=stored.shape,
             bits=_NUMBER_BITS[stored.format],
             number=_NUMBERS.get(stored.format, "int"),  # type: ignore[arg-type]
             signed=stored.is_signed,
             group_size=stored.group,
+            tensor_scale=1.0 if codes is None else codes.tensor_scale,
             bias=bias_tensor,
             layout=layout,
         )

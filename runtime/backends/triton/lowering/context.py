@@ -27,7 +27,11 @@ class Lowering:
     pages:         the pages of a layer: asked for in each step, since the pool is made after a step was measured
     max_model_len: rows that tables of angles need
     communicator:  to the other ranks, where the graph is one rank's part
+    kept:          values that are asked for by name, whether instructions read them or not
     on_host:       values that are computed on the host: shapes, and what follows from them
+    fallbacks:     operators that run through `onnx.reference`
+    waiting:       operators that the host can launch only when it knows numbers that the device computes
+    along:         values that an instruction of another node computes along with its own
     """
 
     graph: Graph
@@ -35,9 +39,12 @@ class Lowering:
     pages: Callable[[int], KVPages]
     max_model_len: int
     communicator: Communicator | None = None
+    kept: frozenset[str] = frozenset()
     on_host: set[str] = field(default_factory=set)
+    along: set[str] = field(default_factory=set)
     instructions: list[Instruction] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[str] = field(default_factory=Counter)
 
     @property
     def device(self) -> torch.device:
@@ -71,16 +78,28 @@ class Lowering:
         read, dtype = self.read(value), self.dtype
         return lambda values: read(values).to(dtype).contiguous()
 
-    def emit(self, node: Node, runs_on: str, run: Run, *, reads: Sequence[Value | None] | None = None) -> None:
-        """Append what computes a node's outputs; `reads` are its inputs unless said otherwise."""
+    def emit(
+        self,
+        node: Node,
+        runs_on: str,
+        run: Run,
+        *,
+        reads: Sequence[Value | None] | None = None,
+        along: Sequence[Value] = (),
+    ) -> None:
+        """Append what computes a node's outputs, and behind them those `along` it, of other nodes.
+
+        `reads` are its inputs unless said otherwise.
+        """
         taken = node.inputs if reads is None else reads
+        self.along.update(value.name for value in along)
         self.instructions.append(
             Instruction(
                 name=node.outputs[0].name,
                 operator=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
                 runs_on=runs_on,
                 reads=tuple(v.name for v in taken if v is not None and not self.is_static(v)),
-                writes=tuple(v.name or None for v in node.outputs),
+                writes=tuple(v.name or None for v in (*node.outputs, *along)),
                 run=run,
             )
         )

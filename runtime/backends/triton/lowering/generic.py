@@ -31,6 +31,9 @@ _READ_ON_HOST: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 """Inputs that say what to do with the others, and that torch wants as numbers of the host."""
 
+_ASK_THE_DEVICE = {"Experts", "ExpertLinear"}
+"""Operators that choose what to launch by numbers of the device, where no kernel does: experts that a step computes."""
+
 _IN_FLOAT32 = {"Exp", "Log", "LogSoftmax", "Pow", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare",
                "Softmax", "Softplus", "Sqrt", "Reciprocal", "CumSum"}  # fmt: skip
 """What 8 or 11 bits of precision are too few for; the routing of experts, above all."""
@@ -110,10 +113,14 @@ def lower_generic(lowering: Lowering, node: Node) -> None:
             None if value is None else lowering.read(value, on_host=place in on_host and _is_known(lowering, value))
             for place, value in enumerate(node.inputs)
         ]
+        numbers = [value for place, value in enumerate(node.inputs) if value is not None and place in on_host]
+        if node.op_type in _ASK_THE_DEVICE or not all(_is_known(lowering, value) for value in numbers):
+            lowering.waiting[node.op_type] += 1
         _emit(lowering, node, "torch", function, inputs, lowering.device)
 
 
 def _is_known(lowering: Lowering, value: Value) -> bool:
+    """Tell whether a value is on the host when a step is launched; torch waits for the device to learn others."""
     return lowering.is_static(value) or value.name in lowering.on_host
 
 

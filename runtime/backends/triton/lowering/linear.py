@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from inferencex.formats.dialect.names import DOMAIN
-from inferencex.formats.dtypes import DataType
 from inferencex.formats.graph import Node, Value
 from inferencex.runtime.backends.graph.activation_quantization import ActivationQuantization, activation_quantization
-from inferencex.runtime.backends.graph.static_values import PER_CHANNEL
+from inferencex.runtime.backends.graph.static_values import PER_CHANNEL, StaticValues
 from inferencex.runtime.backends.triton.kernels.linear import linear
-from inferencex.runtime.backends.triton.kernels.quantize_rows import quantize_fixed, quantize_rows
 from inferencex.runtime.backends.triton.kernels.scaled_linear import scaled_linear
 from inferencex.runtime.backends.triton.lowering.context import Lowering, input_of
 from inferencex.runtime.backends.triton.lowering.program import Values
 from inferencex.runtime.backends.triton.step_inputs import StepInputs
-from inferencex.runtime.backends.triton.weights import plain
+from inferencex.runtime.backends.triton.weights import LinearWeight, plain
+from inferencex.runtime.backends.triton.weights.linear_weight import Layout
 
-_QUANTIZED = {DataType.INT8: torch.int8, DataType.FLOAT8E4M3FN: torch.float8_e4m3fn}
 _MULTIPLIED = {"i8": "int8", "f8e4m3": "f8e4m3"}  # activations -> the weights that they are multiplied with as they are
 
 
-def lower_gemm(lowering: Lowering, node: Node) -> bool:
-    """Lower `Gemm(x, weight, bias?; transB=1)` with a static weight."""
+@dataclass(frozen=True)
+class Linear:
+    """What a Gemm is lowered to.
+
+    weight, bias: static; the bias may be missing
+    explicit:     how the graph quantizes the activations, where they are multiplied as such (W8A8)
+    """
+
+    weight: Value
+    bias: Value | None
+    explicit: ActivationQuantization | None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the weight."""
+        return "panels" if self.explicit is None else "rows"
+
+
+def linear_of(static: StaticValues, node: Node) -> Linear | None:
+    """Return what `Gemm(x, weight, bias?; transB=1)` is lowered to; None for others, and for weights of the step."""
     attributes, weight, bias = node.attributes, input_of(node, 1), input_of(node, 2)
-    if weight is None or not lowering.is_static(weight) or not attributes.get_int("transB", 0):
-        return False
+    if (node.domain, node.op_type) != ("", "Gemm") or not attributes.get_int("transB", 0):
+        return None
+    if weight is None or weight not in static:
+        return None
     if attributes.get_int("transA", 0) or attributes.get_float("alpha", 1.0) != 1.0:
+        return None
+    if bias is not None and (bias not in static or attributes.get_float("beta", 1.0) != 1.0):
+        return None
+    explicit = activation_quantization(static, node.inputs[0])
+    if explicit is not None and not _is_multiplied_as_stored(static, weight, explicit):
+        explicit = None
+    return Linear(weight, bias, explicit)
+
+
+def lower_gemm(lowering: Lowering, node: Node) -> bool:
+    """Lower a linear with a static weight."""
+    found = linear_of(lowering.constants.static, node)
+    if found is None:
         return False
-    if bias is not None and (not lowering.is_static(bias) or attributes.get_float("beta", 1.0) != 1.0):
-        return False
-    explicit = activation_quantization(lowering.constants.static, node.inputs[0])
-    if explicit is not None and _is_multiplied_as_stored(lowering, weight, explicit):
-        _lower_scaled(lowering, node, weight, bias, explicit)
+    stored = lowering.constants.linear(found.weight, found.bias, found.layout)
+    if found.explicit is not None:
+        _lower_scaled(lowering, node, stored, found.explicit)
         return True
-    x, stored = lowering.activations(node.inputs[0]), lowering.constants.linear(weight, bias)
+    x = lowering.activations(node.inputs[0])
 
     def run(values: Values, step: StepInputs) -> tuple[Tensor]:
         return (linear(x(values), stored),)
@@ -60,8 +90,8 @@ def lower_matmul(lowering: Lowering, node: Node) -> bool:
     return True
 
 
-def _is_multiplied_as_stored(lowering: Lowering, weight: Value, explicit: ActivationQuantization) -> bool:
-    stored = lowering.constants.static.weight(weight)
+def _is_multiplied_as_stored(static: StaticValues, weight: Value, explicit: ActivationQuantization) -> bool:
+    stored = static.weight(weight)
     return (
         stored is not None
         and stored.format == _MULTIPLIED[explicit.to]
@@ -72,11 +102,9 @@ def _is_multiplied_as_stored(lowering: Lowering, weight: Value, explicit: Activa
     )
 
 
-def _lower_scaled(
-    lowering: Lowering, node: Node, weight: Value, bias: Value | None, explicit: ActivationQuantization
-) -> None:
+def _lower_scaled(lowering: Lowering, node: Node, stored: LinearWeight, explicit: ActivationQuantization) -> None:
     """Lower a linear that multiplies 8-bit activations with 8-bit weights: the node in front quantizes them."""
-    stored, dtype = lowering.constants.linear(weight, bias, "rows"), lowering.dtype
+    dtype = lowering.dtype
     quantized = explicit.middle.outputs
     x = lowering.read(quantized[0])
     if explicit.scale is None:
@@ -91,36 +119,4 @@ def _lower_scaled(
     lowering.emit(node, "triton", run, reads=quantized if explicit.scale is None else quantized[:1])
 
 
-def lower_quantize_rows(lowering: Lowering, node: Node) -> bool:
-    """Lower the quantization of rows by their own scales."""
-    to, x = _QUANTIZED[DataType(node.attributes.get_int("to"))], lowering.activations(node.inputs[0])
-
-    def run(values: Values, step: StepInputs) -> tuple[Tensor, Tensor]:
-        return quantize_rows(x(values), to)
-
-    lowering.emit(node, "triton", run)
-    return True
-
-
-def lower_quantize(lowering: Lowering, node: Node) -> bool:
-    """Lower the quantization of a matrix by one fixed scale."""
-    users = node.outputs[0].consumers()
-    explicit = activation_quantization(lowering.constants.static, users[0].outputs[0]) if users else None
-    if explicit is None or explicit.middle is not node or explicit.scale is None:
-        return False
-    x, to = lowering.activations(node.inputs[0]), torch.int8 if explicit.to == "i8" else torch.float8_e4m3fn
-    scale = torch.tensor([explicit.scale], dtype=torch.float32, device=lowering.device)
-
-    def run(values: Values, step: StepInputs) -> tuple[Tensor]:
-        return (quantize_fixed(x(values), scale, to),)
-
-    lowering.emit(node, "triton", run)
-    return True
-
-
-HANDLERS = {
-    ("", "Gemm"): (lower_gemm,),
-    ("", "MatMul"): (lower_matmul,),
-    ("", "QuantizeLinear"): (lower_quantize,),
-    (DOMAIN, "QuantizeRows"): (lower_quantize_rows,),
-}
+HANDLERS = {("", "Gemm"): (lower_gemm,), ("", "MatMul"): (lower_matmul,)}

@@ -9,7 +9,7 @@ from inferencex.formats.graph import Graph, Value
 from inferencex.runtime.backends.graph.well_formed import naming
 from inferencex.runtime.backends.head import find_head
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
-from inferencex.runtime.backends.triton.lowering import attention, collectives, generic, linear, rows
+from inferencex.runtime.backends.triton.lowering import attention, collectives, generic, linear, quantization, rows
 from inferencex.runtime.backends.triton.lowering.constants import Constants
 from inferencex.runtime.backends.triton.lowering.context import Handlers, Lowering
 from inferencex.runtime.backends.triton.lowering.program import Instruction, Program
@@ -18,6 +18,7 @@ from inferencex.runtime.parallel.communicator import Communicator
 _INPUTS = ("token_ids", "positions", "logit_rows", "prompt_lengths")
 _SPECIAL: Handlers = {
     **linear.HANDLERS,
+    **quantization.HANDLERS,
     **rows.HANDLERS,
     **attention.HANDLERS,
     **collectives.HANDLERS,
@@ -46,20 +47,28 @@ def lower_graph(
             f"the graph has inputs {[value.name for value in graph.inputs]} and {len(graph.outputs)} outputs; expected "
             f"only {', '.join(_INPUTS)}, and the logits alone"
         )
-    lowering = Lowering(graph, constants, pages, max_model_len, communicator)
+    hidden = _hidden(graph, constants)
+    kept = frozenset(value.name for value in (graph.outputs[0], hidden) if value is not None)
+    lowering = Lowering(graph, constants, pages, max_model_len, communicator, kept)
     for node in graph:
-        if not any(lowering.is_static(value) for value in node.outputs):
+        if not any(lowering.is_static(value) or value.name in lowering.along for value in node.outputs):
             with naming(node):
                 handlers = _SPECIAL.get((node.domain, node.op_type), ())
                 if not any(handler(lowering, node) for handler in handlers):
                     generic.lower_generic(lowering, node)
-    return _program(lowering)
+    return _program(lowering, hidden)
 
 
-def _program(lowering: Lowering) -> Program:
+def _hidden(graph: Graph, constants: Constants) -> Value | None:
+    """Return what the graph's head reads; None where it does not end in one that reads `[rows, hidden]`."""
+    (logits,) = graph.outputs
+    head = find_head(logits, lambda value: value in constants)
+    return None if head is None or not _has_rows_of_logits(head.hidden.shape, logits.shape) else head.hidden
+
+
+def _program(lowering: Lowering, head_reads: Value | None) -> Program:
     (logits,) = lowering.graph.outputs
-    head = find_head(logits, lowering.is_static)
-    hidden = None if head is None or not _has_rows_of_logits(head.hidden.shape, logits.shape) else head.hidden.name
+    hidden = None if head_reads is None else head_reads.name
     instructions = _needed(lowering.instructions, {logits.name} if hidden is None else {logits.name, hidden})
     last: dict[str, int] = {}
     for index, instruction in enumerate(instructions):
@@ -76,9 +85,10 @@ def _program(lowering: Lowering) -> Program:
         tuple(ended),
         logits.name,
         hidden,
-        None if hidden is None or head is None else _width(head.hidden),
+        None if head_reads is None else _width(head_reads),
         dict(lowering.fallbacks),
         lowering.communicator is None or lowering.communicator.can_be_recorded,
+        dict(lowering.waiting),
     )
 
 

@@ -46,6 +46,7 @@ class Program:
     hidden_size: its width
     fallbacks:  operators that run through `onnx.reference`
     exchanges_stay: whether exchanges with other ranks, if there are any, go from device to device
+    waiting:    operators that read, on the host, numbers which the step computes, such as how many to take
     """
 
     instructions: tuple[Instruction, ...]
@@ -55,11 +56,12 @@ class Program:
     hidden_size: int | None
     fallbacks: Mapping[str, int]
     exchanges_stay: bool = True
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stays_on_device(self) -> bool:
         """Tell whether a step can be captured in a graph: nothing in it waits for the device."""
-        return not self.fallbacks and self.exchanges_stay
+        return not self.fallbacks and not self.waiting and self.exchanges_stay
 
     def run(self, inputs: Values, step: StepInputs, wanted: str) -> Tensor:
         """Launch a step on the current stream until the value `wanted` is there, and return it."""

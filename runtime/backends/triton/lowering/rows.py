@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from inferencex.formats.dialect.names import DOMAIN
-from inferencex.formats.graph import Node
-from inferencex.runtime.backends.triton.kernels.activation import gated_activation
+from inferencex.formats.graph import Node, Value
+from inferencex.runtime.backends.triton.kernels.activation import gated_activation, gated_activation_quantized
 from inferencex.runtime.backends.triton.kernels.experts import expert_linear, experts
-from inferencex.runtime.backends.triton.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from inferencex.runtime.backends.triton.kernels.norms import normalize
+from inferencex.runtime.backends.triton.kernels.quantize_rows import Quantized
 from inferencex.runtime.backends.triton.lowering.context import Lowering, input_of
 from inferencex.runtime.backends.triton.lowering.program import Values
+from inferencex.runtime.backends.triton.lowering.quantization import QuantizationBehind, quantization_behind
 from inferencex.runtime.backends.triton.step_inputs import StepInputs
 
 
@@ -29,15 +34,26 @@ def lower_norm(lowering: Lowering, node: Node) -> bool:
     assert scale is not None
     x, epsilon = lowering.activations(x_value), node.attributes.get_float("epsilon", 1e-5)
     centered = node.op_type == "LayerNormalization"
+    behind = quantization_behind(lowering, node.outputs[0])
 
-    def run(values: Values, step: StepInputs) -> tuple[Tensor]:
+    def run(values: Values, step: StepInputs) -> tuple[Tensor | None, ...]:
         rows = x(values)
-        flat = rows.flatten(0, -2)
-        y = layer_norm(flat, scale, bias, epsilon) if centered else rms_norm(flat, scale, epsilon)
-        return (y.view(rows.shape),)
+        found = normalize(rows.flatten(0, -2), scale, epsilon, bias=bias, centered=centered, **_quantizing(behind))
+        y = None if found.y is None else found.y.view(rows.shape)
+        return (y, *_quantized(behind, found.quantized))
 
-    lowering.emit(node, "triton", run)
+    lowering.emit(node, "triton", run, along=() if behind is None else behind.outputs)
     return True
+
+
+def _quantizing(behind: QuantizationBehind | None) -> dict[str, Any]:
+    """Return the options of kernels that quantize what they compute."""
+    return {} if behind is None else {"quantization": behind.quantization, "keep": behind.keeps}
+
+
+def _quantized(behind: QuantizationBehind | None, quantized: Quantized | None) -> Sequence[Tensor]:
+    """Return the results that come along."""
+    return () if behind is None or quantized is None else behind.results(quantized)
 
 
 def lower_add_norm(lowering: Lowering, node: Node) -> bool:
@@ -49,27 +65,51 @@ def lower_add_norm(lowering: Lowering, node: Node) -> bool:
     assert scale is not None
     x, residual = lowering.activations(node.inputs[0]), lowering.activations(node.inputs[1])
     epsilon, centered = node.attributes.get_float("epsilon", 1e-5), node.op_type == "AddLayerNormalization"
+    behind = quantization_behind(lowering, node.outputs[0])
 
-    def run(values: Values, step: StepInputs) -> tuple[Tensor, ...]:
-        if centered:
-            return add_layer_norm(x(values), residual(values), scale, bias, epsilon)
-        return add_rms_norm(x(values), residual(values), scale, epsilon)
+    def run(values: Values, step: StepInputs) -> tuple[Tensor | None, ...]:
+        found = normalize(
+            x(values),
+            scale,
+            epsilon,
+            residual=residual(values),
+            bias=bias,
+            centered=centered,
+            **_quantizing(behind),
+        )
+        own = (found.y, found.total)[: len(node.outputs)]
+        return (*own, *_quantized(behind, found.quantized))
 
-    lowering.emit(node, "triton", run)
+    lowering.emit(node, "triton", run, along=() if behind is None else behind.outputs)
     return True
 
 
 def lower_gate(lowering: Lowering, node: Node) -> bool:
     """Lower a GatedActivation."""
     x, gate = lowering.activations(node.inputs[0]), _gate(node)
+    behind = quantization_behind(lowering, node.outputs[0])
 
-    def run(values: Values, step: StepInputs) -> tuple[Tensor]:
+    def run(values: Values, step: StepInputs) -> tuple[Tensor | None, ...]:
         rows = x(values)
-        y = gated_activation(rows.flatten(0, -2), *gate)
-        return (y.view(*rows.shape[:-1], rows.shape[-1] // 2),)
+        if behind is not None:
+            quantized, y = gated_activation_quantized(rows, behind.quantization, *gate, keep=behind.keeps)
+            return (y, *behind.results(quantized))
+        whole = gated_activation(rows.flatten(0, -2), *gate)
+        return (whole.view(*rows.shape[:-1], rows.shape[-1] // 2),)
 
-    lowering.emit(node, "triton", run)
+    lowering.emit(node, "triton", run, along=() if behind is None else behind.outputs)
     return True
+
+
+def expert_stacks(node: Node) -> list[tuple[Value, Value | None]]:
+    """Return the stacks of experts' weights that a node multiplies with, each with its biases."""
+    places = {(DOMAIN, "Experts"): ((3, 5), (4, 6)), (DOMAIN, "ExpertLinear"): ((2, 3),)}
+    found = []
+    for place, bias in places.get((node.domain, node.op_type), ()):
+        stack = node.inputs[place]
+        assert stack is not None
+        found.append((stack, input_of(node, bias)))
+    return found
 
 
 def lower_experts(lowering: Lowering, node: Node) -> bool:
@@ -77,10 +117,7 @@ def lower_experts(lowering: Lowering, node: Node) -> bool:
     if any(not lowering.is_static(value) for value in node.inputs[3:] if value is not None):
         return False
     constants, gate = lowering.constants, _gate(node)
-    gate_up_value, down_value = node.inputs[3], node.inputs[4]
-    assert gate_up_value is not None and down_value is not None
-    gate_up = constants.linear(gate_up_value, input_of(node, 5))
-    down = constants.linear(down_value, input_of(node, 6))
+    gate_up, down = (constants.linear(stack, bias) for stack, bias in expert_stacks(node))
     x, index, weights = (
         lowering.activations(node.inputs[0]),
         lowering.read(node.inputs[1]),
@@ -98,8 +135,8 @@ def lower_expert_linear(lowering: Lowering, node: Node) -> bool:
     """Lower a linear whose weight is chosen row by row."""
     if any(not lowering.is_static(value) for value in node.inputs[2:] if value is not None):
         return False
-    assert node.inputs[2] is not None
-    weight = lowering.constants.linear(node.inputs[2], input_of(node, 3))
+    ((stack, bias),) = expert_stacks(node)
+    weight = lowering.constants.linear(stack, bias)
     x, index = lowering.activations(node.inputs[0]), lowering.read(node.inputs[1])
 
     def run(values: Values, step: StepInputs) -> tuple[Tensor]:

@@ -2,7 +2,7 @@
 
 `$XDG_CACHE_HOME/inferencex/tuning/<device>.json`, by default in `~/.cache`:
 
-    {"version": 1, "device": "NVIDIA H200 sm_90", "triton": "3.9.0",
+    {"version": 2, "device": "NVIDIA H200 sm_90", "triton": "3.9.0",
      "kernels": {"quantized_linear": {"<shape class>": {"blocks": {"BLOCK_N": 64, ...}, "num_warps": 4, ...}}}}
 
 A file of another version of Triton, which compiles kernels differently, of another device or of another version of this
@@ -11,26 +11,35 @@ format, and a damaged one, count as none. Files are replaced as a whole, so read
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import json
 import logging
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import triton
 
-from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.triton.tuning.config import Config
 
-VERSION = 1
+VERSION = 2
 """Of the file's format, and of the kernels: raised when a kernel changes what its configurations mean."""
 
+INTERPRETER = "Triton's interpreter"
+"""The device's name where kernels are interpreted."""
+
 _LOG = logging.getLogger(__name__)
+_FORGET: list[Callable[[], None]] = []
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @functools.cache
@@ -43,8 +52,17 @@ def device_name(index: int) -> str:
 
 def cache_path(device: str) -> Path:
     """Return where the configurations of a kind of device are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "inferencex" / "tuning" / (re.sub(r"[^A-Za-z0-9_]+", "-", device).strip("-") + ".json")
+    return _cache_root() / "inferencex" / "tuning" / (re.sub(r"[^A-Za-z0-9_]+", "-", device).strip("-") + ".json")
+
+
+def _cache_root() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # nobody's home: containers run as any number, of which the system knows no user
+        return Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
 
 
 @dataclass
@@ -77,17 +95,37 @@ class TuningCache:
         A file that cannot be written is a warning: what was measured is used all the same.
         """
         self.configurations[kernel, shape_class] = config
+        forget()
+        try:
+            with _alone(self.path):
+                _replace(self.path, self._text_with_others())
+        except OSError as error:
+            _LOG.warning("tuned configurations are not kept: %s", error)
+
+    def _text_with_others(self) -> str:
         merged = {**TuningCache.read(self.device, self.path).configurations, **self.configurations}
         kernels: dict[str, dict[str, Any]] = {}
         for (name, shape), chosen in sorted(merged.items()):
             kernels.setdefault(name, {})[shape] = chosen.to_json()
-        text = json.dumps(
+        return json.dumps(
             {"version": VERSION, "device": self.device, "triton": triton.__version__, "kernels": kernels}, indent=1
         )
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is about to replace a file with what it has read of it, and keep others waiting."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A file for nothing else, that is open to be written: NFS locks no folders.
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
         try:
-            _replace(self.path, text)
-        except OSError as error:
-            _LOG.warning("tuned configurations are not kept: %s", error)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        except OSError as error:  # a file system without locks, as clusters have them
+            _LOG.warning("%s: what others keep at the same time may be lost, for nothing locks it: %s", path, error)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _parsed(data: Any, device: str) -> dict[tuple[str, str], Config]:
@@ -108,7 +146,6 @@ def _parsed(data: Any, device: str) -> dict[tuple[str, str], Config]:
 
 
 def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -120,24 +157,52 @@ def _replace(path: Path, text: str) -> None:
 
 
 @functools.cache
-def device_cache(index: int) -> TuningCache:
-    """Return the configurations of the GPU with this number, read from disk when first asked for."""
-    return TuningCache.read(device_name(index))
+def device_cache(index: int | None) -> TuningCache:
+    """Return the configurations of the GPU with this number, or (None) of the interpreter; read when first asked for.
 
-
-def configuration(kernel: str, shape_class: str, default: Config) -> Config:
-    """Return the configuration that was measured for the current device, else `default`.
-
-    No work for the device, and none for the disk but once: launches ask for it every time. The interpreter runs with
-    defaults. Raises BackendError for a configuration whose blocks are not those of `default`.
+    Nothing is measured in the interpreter, but what a file says for it is used: so tests try every configuration.
     """
-    if triton.knobs.runtime.interpret:
-        return default
-    cache = device_cache(torch.cuda.current_device())
+    return TuningCache.read(INTERPRETER if index is None else device_name(index))
+
+
+def current_cache() -> TuningCache:
+    """Return the configurations of the current device."""
+    return device_cache(None if triton.knobs.runtime.interpret else torch.cuda.current_device())
+
+
+def configuration(kernel: str, shape_class: str, options: Sequence[Config], device: torch.device) -> Config:
+    """Return the configuration that was measured for a shape class on a device, else the first of `options`.
+
+    options: those that the kernel is right with. One that is none of them, of a file that somebody has changed, is
+        not used, with a warning.
+
+    No work for the device, and none for the disk but once. Launches ask through functions that are `remembered`.
+    """
+    cache = device_cache(device.index if device.type == "cuda" else None)
     found = cache.get(kernel, shape_class)
-    if found is not None and found.constants.keys() != default.constants.keys():
-        raise BackendError(
-            f"{cache.path}: the configuration of {kernel} for {shape_class!r} sets {sorted(found.constants)}, "
-            f"expected {sorted(default.constants)}; delete the file"
-        )
-    return default if found is None else found
+    if found is None or found in options:
+        return options[0] if found is None else found
+    _LOG.warning(
+        "%s: %s for %r is not used, the kernel runs with its default: %s %s is none of its configurations",
+        cache.path, kernel, shape_class, dict(found.blocks), (found.num_warps, found.num_stages),
+    )  # fmt: skip
+    return options[0]
+
+
+def remembered(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function of hashable arguments compute each result once, until another configuration is kept."""
+    cached = functools.cache(function)
+    _FORGET.append(cached.cache_clear)
+    return cast("Callable[P, T]", cached)
+
+
+def forget() -> None:
+    """Let all that is `remembered` be computed anew."""
+    for clear in _FORGET:
+        clear()
+
+
+def read_again() -> None:
+    """Read files anew when they are next asked for: another process may have measured."""
+    device_cache.cache_clear()
+    forget()

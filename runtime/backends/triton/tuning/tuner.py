@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.backends.triton.tuning.cache import TuningCache, device_cache
+from inferencex.runtime.backends.triton.tuning.cache import TuningCache, current_cache
 from inferencex.runtime.backends.triton.tuning.config import Config
 
 Timer: TypeAlias = Callable[[Callable[[], Any]], float]
@@ -37,30 +36,39 @@ class Tuner:
 
     cache: where they are kept; that of the current device when None
     timer: how long a run takes
+    again: whether to measure what is kept already
     """
 
     cache: TuningCache | None = None
     timer: Timer = time_on_device
-    measured: dict[tuple[str, str], float] = field(default_factory=dict)  # milliseconds of what was chosen
+    again: bool = False
+    chosen: dict[tuple[str, str], Config] = field(default_factory=dict)  # by kernel and shape class
+    measured: dict[tuple[str, str], float] = field(default_factory=dict)  # milliseconds of what was chosen now
 
     def tune(
         self,
         kernel: str,
         shape_class: str,
-        candidates: Iterable[Config],
+        candidates: Sequence[Config],
         run: Callable[[Config], Any],
-        *,
-        again: bool = False,
     ) -> Config:
-        """Return the fastest candidate for a shape class: the kept one, or measured now unless it is there or `again`.
+        """Return the fastest candidate for a shape class: the kept one, or measured now unless it is there.
 
-        `run(config)` launches the kernel once. Candidates that need more of the device than it has are passed over.
-        Raises BackendError when none runs.
+        With `again`, what is kept is measured anew, once by this tuner. `run(config)` launches the kernel once.
+        Candidates that need more of the device than it has are passed over. Raises BackendError when none runs.
         """
-        cache = device_cache(torch.cuda.current_device()) if self.cache is None else self.cache
+        cache = current_cache() if self.cache is None else self.cache
+        key = (kernel, shape_class)
         kept = cache.get(kernel, shape_class)
-        if kept is not None and not again:
-            return kept
+        if kept is None or kept not in candidates or (self.again and key not in self.measured):
+            kept, self.measured[key] = self._fastest(kernel, shape_class, candidates, run)
+            cache.put(kernel, shape_class, kept)
+        self.chosen[key] = kept
+        return kept
+
+    def _fastest(
+        self, kernel: str, shape_class: str, candidates: Sequence[Config], run: Callable[[Config], Any]
+    ) -> tuple[Config, float]:
         best, least, tried = None, math.inf, 0
         for config in candidates:
             tried += 1
@@ -75,6 +83,4 @@ class Tuner:
                 f"none of {tried} configurations of {kernel} runs on this device for {shape_class}; "
                 "each needs more shared memory or registers than it has"
             )
-        cache.put(kernel, shape_class, best)
-        self.measured[kernel, shape_class] = least
-        return best
+        return best, least

@@ -18,6 +18,13 @@ from inferencex.runtime.backends.triton.weights.layout import (
     unpack_stream,
     with_offset,
 )
+from inferencex.runtime.backends.triton.weights.scale_formats import (
+    SCALE_CODES,
+    ScaleFormat,
+    around_one,
+    without_sign,
+    zeros_of_zero_scales,
+)
 
 Format = Literal["plain", "int4", "int8", "e4m3", "e2m1"]
 """What a weight's numbers are: floats of the compute type, or numbers in words (layout.py)."""
@@ -28,7 +35,6 @@ Layout = Literal["panels", "rows"]
 """Words in panels for kernels that multiply floats, or whole bytes row by row for those that multiply 8-bit numbers."""
 
 _BITS: dict[Format, int] = {"int4": 4, "int8": 8, "e4m3": 8, "e2m1": 4}
-_SCALE_CODES = {torch.float8_e4m3fn: "e4m3", torch.float8_e8m0fnu: "e8m0"}
 _PLAIN_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SMALLEST_HALF = 2.0**-14  # below, float16 has fewer bits
 
@@ -47,7 +53,7 @@ class LinearWeight:
     zero_points:  uint8 `[..., groups, N]`, with the offset of the integers; None when symmetric
     group_size:   features that share a scale; K where a row has one
     panel:        features of a panel; 0 in rows
-    scale_format: "float", or what the codes are: "e4m3" or "e8m0"
+    scale_format: "float", or what the codes are (scale_formats.py)
     tensor_scale: a factor of all scales
     bias:         `[N]` or `[E, N]`, or None
     """
@@ -60,7 +66,7 @@ class LinearWeight:
     zero_points: Tensor | None = None
     group_size: int = 0
     panel: int = 0
-    scale_format: str = "float"
+    scale_format: ScaleFormat = "float"
     tensor_scale: float = 1.0
     bias: Tensor | None = None
 
@@ -155,9 +161,16 @@ def from_canonical(
     if bits == 8:
         signed = values.dtype == torch.int8
     group_size = features if is_per_channel else group_size
-    scale_format = _SCALE_CODES.get(scales.dtype, "float")
+    scale_format: ScaleFormat = SCALE_CODES.get(scales.dtype, "float")
     scales = scales.view(torch.uint8) if scale_format != "float" else _smallest_type(scales)
+    if scale_format == "e8m0":
+        scales, power = around_one(scales)
+        tensor_scale *= power
     scales = scales.reshape(*shape[:-1], groups)
+    has_whole_bytes = features % 2 == 0 and group_size % 2 == 0
+    if number == "e2m1" and scale_format == "e4m3" and has_whole_bytes and not bool((scales & 0x80).any()):
+        values = zeros_of_zero_scales(values.reshape(-1), scales, group_size)
+        scales, scale_format = without_sign(scales), "e5m3"
     if layout == "rows":
         if bits != 8 or not is_per_channel or zero_points is not None or values.dtype == torch.uint8:
             raise BackendError(
@@ -237,7 +250,7 @@ def _check_parts(
             f"expected {expected} of {' or '.join(map(str, types))}"
         )
     scale_count = math.prod(shape[:-1]) * groups
-    if scales.numel() != scale_count or not (scales.dtype in _PLAIN_TYPES or scales.dtype in _SCALE_CODES):
+    if scales.numel() != scale_count or not (scales.dtype in _PLAIN_TYPES or scales.dtype in SCALE_CODES):
         raise BackendError(
             f"the scales of a weight {list(shape)} are {scales.numel()} of {scales.dtype}, "
             f"expected {scale_count} floats"

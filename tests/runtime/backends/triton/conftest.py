@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,17 @@ else:
 def device() -> str:
     """The torch device that kernels are tried on."""
     return triton_kernels.device()
+
+
+@pytest.fixture(autouse=True)
+def own_configurations(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Launch with the defaults, but for what a test itself has kept."""
+    from inferencex.runtime.backends.triton.tuning.cache import read_again
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    read_again()
+    yield
+    read_again()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from inferencex.runtime.backends.triton.kernels.activation import (
     gated_activation,
     gated_activation_quantized,
 )
-from inferencex.runtime.backends.triton.kernels.quantize_rows import quantize_rows
+from inferencex.runtime.backends.triton.kernels.quantize_rows import Quantization, Quantized
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter, as meant
 
@@ -54,21 +54,25 @@ def test_far_numbers_stay_finite(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("to", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("features", [40, 1000, 16400])
-def test_fused_quantization_is_the_separate_one(device: str, features: int, to: torch.dtype) -> None:
+def test_fused_quantization_is_the_separate_one(device: str, features: int, fixed: bool, to: torch.dtype) -> None:
     x = random(2, 2 * features, dtype=torch.float16).to(device)
-    pairs = [
-        (gated_activation_quantized(x, to, "silu"), gated_activation(x, "silu")),
-        (
-            gated_activation_quantized(x, to, "swiglu_clamped", "interleaved", 1.7, 7.0),
-            gated_activation(x, "swiglu_clamped", "interleaved", 1.7, 7.0),
-        ),
-        (activation_quantized(x[:, :features], to, "sigmoid"), activation(x[:, :features], "sigmoid")),
-    ]
-    for quantized, plain in pairs:
-        values, scales = quantize_rows(plain, to)
-        assert torch.equal(quantized.scales, scales)
-        assert torch.equal(quantized.values.view(torch.uint8), values.view(torch.uint8))
+    quantization = Quantization(to, torch.tensor([0.04], device=device) if fixed else None)
+    for gate in (("silu",), ("swiglu_clamped", "interleaved", 1.7, 7.0)):
+        plain = gated_activation(x, *gate)
+        wanted = quantization.of(plain)
+        for keep in (False, True):
+            quantized, kept = gated_activation_quantized(x, quantization, *gate, keep=keep)
+            assert torch.equal(kept, plain) if keep else kept is None
+            check_same(quantized, wanted)
+    plain = activation(x[:, :features], "sigmoid")
+    check_same(activation_quantized(x[:, :features], quantization, "sigmoid"), quantization.of(plain))
+
+
+def check_same(found: Quantized, wanted: Quantized) -> None:
+    assert torch.equal(found.scales, wanted.scales)
+    assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
 
 
 def test_rows_that_lie_apart_and_a_place_for_the_result(device: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,10 @@ import torch
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.triton.kernels import decode_attention, prefill_attention
 from inferencex.runtime.backends.triton.kernels.attention import (
-    AttentionLayer,
     attention,
     rows_per_tile,
-    tune_attention,
 )
 from inferencex.runtime.backends.triton.kernels.attention_step import Blocks
-from inferencex.runtime.backends.triton.tuning import Config, Tuner
-from inferencex.runtime.backends.triton.tuning.cache import TuningCache
 from tests.runtime.backends.triton.kernels.paged_sequences import Layer, Step, filled_pages, make_step
 
 # Largest error allowed: that of sums in another order; half a unit of weights of 11 bits.
@@ -170,29 +164,3 @@ def test_wrong_shapes_are_refused(device: str) -> None:
         replace(step, layer=Layer().with_options(sinks=torch.zeros(3, device=device))).run()
     with pytest.raises(BackendError, match="context_lengths of a step is"):
         step.run(context_lengths=step.inputs.context_lengths.long())
-
-
-def test_configurations_are_measured_and_kept(device: str, tmp_path: Path) -> None:
-    """The fastest of the candidates is chosen for each kernel, and every candidate that is run gives the same."""
-    step = make_step(Layer(), ((20, 1), (9, 4)), device)
-    layer = AttentionLayer(4, 0.25)
-    tried: list[int] = []
-
-    def timer(run: Callable[[], object]) -> float:
-        tried.append(len(tried))
-        if len(tried) < 3:
-            run()
-        return 1.0 if len(tried) % 7 else 0.5
-
-    cache = TuningCache("a device", tmp_path / "device.json")
-    chosen = tune_attention(Tuner(cache, timer), step.q, step.pages, step.inputs, layer)
-    assert sorted(chosen) == ["decode_attention", "prefill_attention"]
-    again = TuningCache.read("a device", tmp_path / "device.json")
-    assert again.get("decode_attention", "2 x 16/16 float32 over float32") == chosen["decode_attention"]
-    out = torch.zeros_like(step.q)
-    blocks = Config.of(8, 1, BLOCK_N=16)
-    prefill_attention.prefill_attention(step.q, step.pages, step.inputs, layer, out, blocks)
-    decode_attention.decode_attention(step.q, step.pages, step.inputs, layer, out, blocks)
-    torch.testing.assert_close(out.cpu(), step.expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(BackendError, match="cannot take 48 keys at a time"):
-        decode_attention.decode_attention(step.q, step.pages, step.inputs, layer, out, Config.of(8, 1, BLOCK_N=48))

@@ -9,7 +9,16 @@ import torch
 import triton
 import triton.language as tl
 
-from inferencex.runtime.backends.triton.kernels.dequantize import chip, float_scales, float_zeros, unpack_slice
+from inferencex.runtime.backends.triton.kernels.dequantize import (
+    chip,
+    float_scales,
+    float_zeros,
+    folded_factor,
+    folded_scales,
+    scaled_small_float,
+    unpack_slice,
+)
+from inferencex.runtime.backends.triton.weights.scale_formats import without_sign
 
 _EVERY_WORD = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).reshape(512, 128)
 _TYPES = {torch.float16: tl.float16, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
@@ -39,6 +48,17 @@ def _unpack(
 def _scales(raw_ptr, y_ptr, SCALES: tl.constexpr):
     place = tl.arange(0, 256)
     tl.store(y_ptr + place, float_scales(tl.load(raw_ptr + place), SCALES))
+
+
+@triton.jit
+def _scaled(
+    words_ptr, codes_ptr, y_ptr, J: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr, CHIP: tl.constexpr
+):
+    rows = tl.program_id(0) * 32 + tl.arange(0, 32)
+    places = rows[:, None] * 128 + tl.arange(0, 128)[None, :]
+    words = tl.load(words_ptr + places)
+    scale = folded_scales(tl.load(codes_ptr + rows), SCALES, DTYPE)[:, None].broadcast_to(words.shape)
+    tl.store(y_ptr + places, scaled_small_float(words, scale, J, DTYPE, CHIP))
 
 
 def _codes(place: int, bits: int) -> np.ndarray:
@@ -92,3 +112,31 @@ def test_codes_of_scales(device: str) -> None:
         expected = codes.view(number).astype(np.float32)
         is_number = ~np.isnan(expected)
         np.testing.assert_array_equal(found.cpu().numpy()[is_number], expected[is_number])
+    found = torch.empty(256, device=device)
+    e4m3 = torch.arange(1, 127, dtype=torch.uint8)
+    raw = torch.cat((without_sign(e4m3), torch.zeros(130, dtype=torch.uint8)))
+    _scales[(1,)](raw.to(device), found, SCALES="e5m3")
+    assert torch.equal(found[:126].cpu(), e4m3.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scales", ["e5m3", "e8m0"])
+def test_scaling_along_is_exact(device: str, scales: str, dtype: torch.dtype) -> None:
+    """Every number times every scale; of powers of two those that float16 has."""
+    if scales == "e5m3":
+        stored = torch.arange(1, 127, dtype=torch.uint8)
+        codes, numbers = without_sign(stored), stored.view(torch.float8_e4m3fn)
+    else:
+        codes = torch.arange(106, 128, dtype=torch.uint8)
+        numbers = codes.view(torch.float8_e8m0fnu)
+    of_row = torch.arange(512) % len(codes)
+    factors = numbers.double()[of_row]
+    for place in range(4):
+        y = torch.empty(512, 128, dtype=dtype, device=device)
+        codes_of_row = codes[of_row].to(device)
+        _scaled[(16,)](
+            _EVERY_WORD.to(device), codes_of_row, y, J=place, SCALES=scales, DTYPE=_TYPES[dtype], CHIP=chip()
+        )
+        exact = _codes(place, 4).astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        found = y.cpu().double() * folded_factor("e2m1", scales, dtype)
+        assert torch.equal(found, torch.from_numpy(exact) * factors[:, None])

@@ -11,7 +11,7 @@ from inferencex.runtime.backends.triton.kernels.norms import (
     normalize,
     rms_norm,
 )
-from inferencex.runtime.backends.triton.kernels.quantize_rows import quantize_rows
+from inferencex.runtime.backends.triton.kernels.quantize_rows import Quantization
 
 WIDTHS = [1, 7, 64, 80, 128, 1000, 4096, 17000]
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -52,18 +52,25 @@ def test_norms_of_any_width(device: str, width: int, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("to", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("width", [48, 1000, 16500])
-def test_fused_quantization_is_the_separate_one(device: str, width: int, centered: bool, to: torch.dtype) -> None:
+def test_fused_quantization_is_the_separate_one(
+    device: str, width: int, centered: bool, fixed: bool, to: torch.dtype
+) -> None:
     x, residual = (random(3, width, seed=seed, dtype=torch.float16).to(device) for seed in (1, 2))
     scale, bias = (random(width, seed=seed, dtype=torch.float16).to(device) for seed in (3, 4))
     terms = {"residual": residual, "bias": bias, "centered": centered}
-    plain, fused = normalize(x, scale, 1e-6, **terms), normalize(x, scale, 1e-6, **terms, to=to)
-    assert plain.y is not None and fused.y is None and fused.quantized is not None
-    assert torch.equal(fused.total, plain.total)
-    values, scales = quantize_rows(plain.y, to)
-    assert torch.equal(fused.quantized.scales, scales)
-    assert torch.equal(fused.quantized.values.view(torch.uint8), values.view(torch.uint8))
+    quantization = Quantization(to, torch.tensor([0.04], device=device) if fixed else None)
+    plain = normalize(x, scale, 1e-6, **terms)
+    assert plain.y is not None
+    wanted = quantization.of(plain.y)
+    for keep in (False, True):
+        fused = normalize(x, scale, 1e-6, **terms, quantization=quantization, keep=keep)
+        assert fused.quantized is not None and torch.equal(fused.total, plain.total)
+        assert torch.equal(fused.y, plain.y) if keep else fused.y is None
+        assert torch.equal(fused.quantized.scales, wanted.scales)
+        assert torch.equal(fused.quantized.values.view(torch.uint8), wanted.values.view(torch.uint8))
 
 
 def test_heads_inside_wider_rows(device: str) -> None:
@@ -98,4 +105,4 @@ def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
     with pytest.raises(ValueError, match=r"residual is torch\.float16"):
         add_rms_norm(x, x.half(), torch.ones(8, device=device), 1e-5)
     with pytest.raises(ValueError, match="not written to `out`"):
-        normalize(x, torch.ones(8, device=device), 1e-5, to=torch.int8, out=x)
+        normalize(x, torch.ones(8, device=device), 1e-5, quantization=Quantization(torch.int8), out=x)

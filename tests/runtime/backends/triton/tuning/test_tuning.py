@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.backends.triton.tuning import Config, Tuner, bucket_of, cache, configuration
-from inferencex.runtime.backends.triton.tuning.cache import TuningCache, cache_path
+from inferencex.runtime.backends.triton.tuning import Config, Tuner, bucket_of, cache, configuration, remembered
+from inferencex.runtime.backends.triton.tuning.cache import INTERPRETER, TuningCache, cache_path, read_again
 
 _DEVICE = "Some GPU sm_90"
 _SMALL, _LARGE = Config.of(4, 2, BLOCK=16), Config.of(8, 3, BLOCK=128)
@@ -25,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tuning" / "device.json"
 
 
-def tuner_of(path: Path, seconds: dict[Config, float]) -> Tuner:
+def tuner_of(path: Path, seconds: dict[Config, float], *, again: bool = False) -> Tuner:
     """Return a tuner whose clock reads `seconds`, in which a configuration without a reading does not fit."""
     current: list[Config] = []
 
@@ -35,29 +36,38 @@ def tuner_of(path: Path, seconds: dict[Config, float]) -> Tuner:
             raise OutOfResources(300_000, 200_000, "shared memory")
         return seconds[current[-1]]
 
-    tuner = Tuner(TuningCache.read(_DEVICE, path), timer)
+    tuner = Tuner(TuningCache.read(_DEVICE, path), timer, again)
     tuner.run = current.append  # type: ignore[attr-defined]
     return tuner
 
 
-def tune(tuner: Tuner, *candidates: Config, again: bool = False) -> Config:
-    return tuner.tune("kernel", "N8 T1", candidates, tuner.run, again=again)  # type: ignore[attr-defined]
+def tune(tuner: Tuner, *candidates: Config) -> Config:
+    return tuner.tune("kernel", "N8 T1", candidates, tuner.run)  # type: ignore[attr-defined]
 
 
 def test_the_fastest_is_chosen_and_kept(path: Path) -> None:
     assert tune(tuner_of(path, {_SMALL: 2.0, _LARGE: 1.0}), _SMALL, _LARGE) == _LARGE
     assert TuningCache.read(_DEVICE, path).get("kernel", "N8 T1") == _LARGE
-    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    assert {found.name for found in path.parent.iterdir()} == {path.name, "device.lock"}
     later = tuner_of(path, {_SMALL: 0.5, _LARGE: 1.0})
     assert tune(later, _SMALL, _LARGE) == _LARGE and not later.measured
-    assert tune(later, _SMALL, _LARGE, again=True) == _SMALL
-    assert later.measured == {("kernel", "N8 T1"): 0.5}
+    assert later.chosen == {("kernel", "N8 T1"): _LARGE}
+    anew = tuner_of(path, {_SMALL: 0.5, _LARGE: 1.0}, again=True)
+    assert tune(anew, _SMALL, _LARGE) == _SMALL
+    assert anew.measured == {("kernel", "N8 T1"): 0.5}
+    anew.timer = lambda run: pytest.fail("what this tuner has measured is not measured once more")
+    assert tune(anew, _SMALL, _LARGE) == _SMALL
+
+
+def test_what_is_no_candidate_any_more_is_measured_anew(path: Path) -> None:
+    TuningCache(_DEVICE, path).put("kernel", "N8 T1", Config.of(BLOCK=17))
+    assert tune(tuner_of(path, {_SMALL: 2.0, _LARGE: 1.0}), _SMALL, _LARGE) == _LARGE
 
 
 def test_what_does_not_fit_the_device_is_passed_over(path: Path) -> None:
     assert tune(tuner_of(path, {_SMALL: 2.0}), _LARGE, _SMALL) == _SMALL
     with pytest.raises(BackendError, match="none of 1 configurations of kernel runs"):
-        tune(tuner_of(path, {}), _LARGE, again=True)
+        tune(tuner_of(path, {}, again=True), _LARGE)
 
 
 def test_other_errors_are_not_swallowed(path: Path) -> None:
@@ -107,6 +117,7 @@ def test_a_file_that_cannot_be_used_is_a_warning(path: Path, text: str, caplog: 
     with caplog.at_level(logging.WARNING):
         found = TuningCache.read(_DEVICE, path)
     assert not found.configurations and "kernels run with their defaults" in caplog.text
+    assert len(caplog.records) == 1 and "\n" not in caplog.records[0].message
     found.put("kernel", "N8 T1", _LARGE)
     assert TuningCache.read(_DEVICE, path).get("kernel", "N8 T1") == _LARGE
 
@@ -132,16 +143,34 @@ def test_where_files_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_a_launch_gets_what_was_measured_for_its_device(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = TuningCache(_DEVICE, path, {("kernel", "N8"): _LARGE, ("kernel", "old"): Config.of(BLOCK_M=8)})
-    monkeypatch.setattr(cache, "device_cache", lambda index: kept)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    assert configuration("kernel", "N8", _SMALL) == _LARGE
-    assert configuration("kernel", "N9", _SMALL) == _SMALL
-    with pytest.raises(BackendError, match="BLOCK_M"):
-        configuration("kernel", "old", _SMALL)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    assert configuration("kernel", "N8", _SMALL) == _SMALL
+    kept = {3: TuningCache(_DEVICE, path, {("kernel", "N8"): _LARGE}), None: TuningCache(INTERPRETER, path)}
+    options, gpu = [_SMALL, _LARGE], torch.device("cuda", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "device_cache", kept.__getitem__)
+        assert configuration("kernel", "N8", options, gpu) == _LARGE
+        assert configuration("kernel", "N9", options, gpu) == _SMALL
+        assert configuration("kernel", "N8", options, torch.device("cpu")) == _SMALL
+
+
+def test_what_a_kernel_is_not_written_for_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    TuningCache(INTERPRETER, cache_path(INTERPRETER)).put("kernel", "N8", Config.of(BLOCK=48))
+    read_again()
+    with caplog.at_level(logging.WARNING):
+        assert configuration("kernel", "N8", [_SMALL, _LARGE], torch.device("cpu")) == _SMALL
+    assert len(caplog.records) == 1 and "'BLOCK': 48" in caplog.text and "\n" not in caplog.records[0].message
+
+
+def test_what_is_remembered_is_forgotten_when_something_is_kept(path: Path) -> None:
+    asked: list[int] = []
+
+    @remembered
+    def double(number: int) -> int:
+        asked.append(number)
+        return 2 * number
+
+    assert [double(3), double(3)] == [6, 6] and asked == [3]
+    TuningCache(_DEVICE, path).put("kernel", "N8", _SMALL)
+    assert double(3) == 6 and asked == [3, 3]
 
 
 def test_buckets_are_powers_of_two() -> None:

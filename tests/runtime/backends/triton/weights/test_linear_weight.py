@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch
 from inferencex.formats.errors import BackendError
 from inferencex.formats.packing import PER_CHANNEL, pack_bits
 from inferencex.runtime.backends.triton.weights import LinearWeight, from_canonical, layout, plain
+from inferencex.runtime.backends.triton.weights.scale_formats import without_sign
 
 
 def codes_of(weight: LinearWeight) -> np.ndarray:
@@ -90,13 +90,12 @@ def test_scales_take_two_bytes_where_that_loses_nothing(device: str) -> None:
     assert found == [torch.float16, torch.float32, torch.float32]
 
 
-def test_codes_of_scales_stay(device: str) -> None:
+def test_scales_are_codes_of_another_kind(device: str) -> None:
     stored = torch.zeros(4 * 32 // 2, dtype=torch.uint8, device=device)
     scales = torch.ones(4, 2, device=device).to(torch.float8_e4m3fn)
     weight = from_canonical(stored, scales, shape=(4, 32), bits=4, number="e2m1", group_size=16, tensor_scale=0.5)
-    assert weight.scales is not None and weight.scales.dtype == torch.uint8 and weight.scale_format == "e4m3"
-    code = np.array(1, ml_dtypes.float8_e4m3fn).view(np.uint8)
-    assert (weight.scales[:2] == int(code)).all() and weight.scales.shape == (8, 4)
+    assert weight.scales is not None and weight.scales.dtype == torch.uint8 and weight.scale_format == "e5m3"
+    assert (weight.scales[:2] == 21 << 3).all() and weight.scales.shape == (8, 4)
 
 
 def test_rows_are_kept(device: str) -> None:
@@ -120,3 +119,53 @@ def test_what_does_not_belong_together_is_refused(device: str) -> None:
         from_canonical(values, scales, shape=(4, 32), bits=4, layout="rows", group_size=PER_CHANNEL)
     with pytest.raises(BackendError, match="cannot be made"):
         plain(torch.ones(3), torch.float16)
+
+
+@pytest.mark.parametrize("exponent", [-100, -20, 0, 30, 100])
+def test_powers_of_two_lie_around_one(device: str, exponent: int) -> None:
+    """Half precision holds them then, however large or small all of them are."""
+    values = torch.zeros(4 * 64 // 2, dtype=torch.uint8, device=device)
+    codes = torch.arange(8, dtype=torch.uint8).view(4, 2) + (127 + exponent - 7)
+    scales = codes.view(torch.float8_e8m0fnu).to(device)
+    weight = from_canonical(values, scales, shape=(4, 64), bits=4, number="e2m1", group_size=32)
+    assert weight.scales is not None and weight.scale_format == "e8m0"
+    kept = weight.scales[:2].cpu().view(torch.float8_e8m0fnu).float()
+    assert kept.max() == 1 and torch.equal(kept.half().float(), kept)
+    assert torch.equal(kept.double() * weight.tensor_scale, 2.0 ** (codes.T.double() - 127))
+
+
+def test_e4m3_without_its_sign_is_the_same_number() -> None:
+    codes = torch.arange(1, 127, dtype=torch.uint8)
+    found = without_sign(codes)
+    numbers = (1 + (found & 7) / 8) * torch.exp2((found >> 3).float() - 21)
+    assert torch.equal(numbers, codes.view(torch.float8_e4m3fn).float())
+    assert without_sign(torch.zeros(1, dtype=torch.uint8)) == 0
+
+
+@pytest.mark.parametrize("features", [64, 70])
+def test_groups_whose_scale_is_zero_are_zeros(device: str, features: int) -> None:
+    from inferencex.runtime.backends.triton.kernels.linear import linear
+
+    random = torch.Generator().manual_seed(1)
+    groups = -(-features // 16)
+    values = torch.randint(0, 256, (20 * features // 2,), dtype=torch.uint8, generator=random)
+    numbers = torch.rand(20, groups, generator=random) * (torch.rand(20, groups, generator=random) > 0.4)
+    scales = numbers.to(torch.float8_e4m3fn)
+    weight = from_canonical(
+        values.to(device), scales.to(device), shape=(20, features), bits=4, number="e2m1", group_size=16
+    )
+    assert weight.scale_format == "e5m3"
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.stack((values & 15, values >> 4), -1).view(20, features)
+    exact = table[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
+    exact = exact * scales.float().repeat_interleave(16, dim=1)[:, :features]
+    for dtype in (torch.float32, torch.float16):
+        eye = torch.eye(features, dtype=dtype, device=device)
+        assert torch.equal(linear(eye, weight).T.cpu().float(), exact)
+
+
+def test_negative_scales_stay_as_they_are(device: str) -> None:
+    values = torch.zeros(4 * 32 // 2, dtype=torch.uint8, device=device)
+    scales = torch.tensor([[-1.0, 2.0]] * 4, device=device).to(torch.float8_e4m3fn)
+    weight = from_canonical(values, scales, shape=(4, 32), bits=4, number="e2m1", group_size=16)
+    assert weight.scale_format == "e4m3"
