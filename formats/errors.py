@@ -43,5 +43,9 @@ class RequestError(InferenceXError):
     """A generation request that cannot be served as stated."""
 
 
+class ContextLengthError(RequestError):
+    """A request with more tokens than the model's context takes."""
+
+
 class RecipeError(InferenceXError):
     """A recipe that cannot be read, states something that cannot be done, or did not meet what it asks for."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from inferencex.formats.errors import RequestError
+from inferencex.formats.errors import ContextLengthError, RequestError
 from inferencex.formats.records import record
 from inferencex.runtime.params import SamplingParams
 
@@ -64,7 +64,7 @@ def resolve_max_tokens(
     slots = limits.num_slots - num_prompt_tokens
     wanted = 1 if asked is None else asked
     if wanted > room:
-        raise RequestError(
+        raise ContextLengthError(
             f"{name}: {num_prompt_tokens} prompt tokens + max_tokens={wanted} make {num_prompt_tokens + wanted} "
             f"tokens, more than the context of {limits.max_model_len}; shorten the prompt or lower max_tokens"
         )
@@ -82,7 +82,7 @@ def resolve_max_tokens(
 def check_fits(name: str, num_prompt_tokens: int, limits: Limits) -> None:
     """Raise RequestError, with the numbers, for a prompt that is only read and can never fit."""
     if num_prompt_tokens > limits.max_model_len:
-        raise RequestError(
+        raise ContextLengthError(
             f"{name}: {num_prompt_tokens} tokens are more than the context of {limits.max_model_len}; shorten the text"
         )
     if num_prompt_tokens > limits.num_slots:

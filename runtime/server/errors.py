@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from inferencex.formats.errors import InferenceXError, RequestError
+from inferencex.formats.errors import ContextLengthError, InferenceXError, RequestError
 
 
 class ServiceError(InferenceXError):
@@ -118,9 +118,8 @@ def body(error: ServiceError) -> dict[str, Any]:
 
 def invalid(error: InferenceXError, param: str | None = None) -> InvalidRequest:
     """Return what a client is told of a request that the engine refuses."""
-    message = str(error)
-    code = "context_length_exceeded" if "tokens, more than the context of" in message else None
-    return InvalidRequest(message, param=param, code=code)
+    code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+    return InvalidRequest(str(error), param=param, code=code)
 
 
 def told(error: InferenceXError) -> ServiceError:

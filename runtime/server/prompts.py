@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferencex.formats.errors import RequestError
+from inferencex.formats.errors import ContextLengthError, RequestError
 from inferencex.runtime.llm import LLM
 from inferencex.runtime.server.calls import Call, Chat
 
@@ -66,7 +66,7 @@ def _encoded(llm: LLM, text: str, add_special_tokens: bool) -> Prompt:
     tokenizer, most = llm.require_tokenizer(), llm.engine.limits.max_model_len
     fewest = tokenizer.fewest_tokens(text) if len(text) > _LONG else 0
     if fewest > most:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt of {len(text)} characters has at least {fewest} tokens, more than the context of {most}; "
             "shorten the prompt"
         )

@@ -52,7 +52,10 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"the grammar cannot be followed any further: {self._matcher.get_error()[:300]}")
+            said = " ".join(self._matcher.get_error().split())[:300]
+            raise RequestError(
+                f"the grammar cannot be followed any further, as one that refers to itself without end cannot: {said}"
+            )
 
 
 class GrammarConstraintFactory:

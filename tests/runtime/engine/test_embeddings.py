@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inferencex.formats.errors import BackendError, RequestError
+from inferencex.formats.errors import BackendError, ContextLengthError, RequestError
 from inferencex.runtime.backends.base import HiddenStatesExecutable, StepBatch
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.scheduler import SchedulerOptions
@@ -178,7 +178,7 @@ def test_what_cannot_be_embedded_is_refused(hash_model: Any) -> None:
     with pytest.raises(RequestError, match="request x: this model gives no embeddings"):
         Engine(hash_model()).add_embedding("x", [1])
     engine = Engine(HiddenHashModel(num_blocks=4, block_size=4), max_model_len=20)
-    with pytest.raises(RequestError, match="21 tokens are more than the context of 20"):
+    with pytest.raises(ContextLengthError, match="21 tokens are more than the context of 20"):
         engine.add_embedding("x", [1] * 21)
     with pytest.raises(RequestError, match="17 tokens are more than the 16 that the whole KV cache holds"):
         engine.add_embedding("x", [1] * 17)
