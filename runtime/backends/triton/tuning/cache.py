@@ -98,12 +98,14 @@ class TuningCache:
         forget()
         try:
             with _alone(self.path):
-                _replace(self.path, self._text_with_others())
+                _replace(self.path, self._text_with_others(kernel, shape_class))
         except OSError as error:
             _LOG.warning("tuned configurations are not kept: %s", error)
 
-    def _text_with_others(self) -> str:
-        merged = {**TuningCache.read(self.device, self.path).configurations, **self.configurations}
+    def _text_with_others(self, kernel: str, shape_class: str) -> str:
+        """Return the file's text, in which only this class is not as others have kept it since it was read."""
+        kept, key = TuningCache.read(self.device, self.path).configurations, (kernel, shape_class)
+        merged = {**self.configurations, **kept, key: self.configurations[key]}
         kernels: dict[str, dict[str, Any]] = {}
         for (name, shape), chosen in sorted(merged.items()):
             kernels.setdefault(name, {})[shape] = chosen.to_json()

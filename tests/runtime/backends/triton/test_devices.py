@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from importlib import reload
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from inferencex.formats.errors import BackendError, OptionError
+from inferencex.runtime.backends import triton as backend
 from inferencex.runtime.backends.device_names import DeviceName
 from inferencex.runtime.backends.triton.devices import choose_device
 
@@ -57,3 +60,14 @@ def test_the_cpu_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(OptionError, match="device='cpu': kernels of this backend run on GPUs; give auto, cuda or rocm"):
         choose_device(DeviceName("cpu"))
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, "1"), ("0", "0")])
+def test_operations_are_fused_unless_the_environment_says_not(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", said or "")
+    if said is None:
+        monkeypatch.delenv("TRITON_DEFAULT_FP_FUSION")
+    reload(backend)
+    assert os.environ["TRITON_DEFAULT_FP_FUSION"] == expected

@@ -16,7 +16,7 @@ import triton
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import BackendOptions
 from inferencex.runtime.backends.triton import TritonBackend, tune
-from inferencex.runtime.backends.triton.tuning import Config, Tuner, cache
+from inferencex.runtime.backends.triton.tuning import Config, Tuner, bucket_of, cache
 from inferencex.runtime.backends.triton.tuning.cache import TuningCache, cache_path, current_cache, read_again
 from tests import triton_kernels
 from tests.runtime.backends.triton.test_executable import prompts_batch, step_batch
@@ -146,3 +146,8 @@ def test_the_interpreter_measures_nothing(tiny_bundle: Path) -> None:
     with pytest.raises(BackendError, match="tuning needs a GPU"):
         list(tune.tune_bundle(tiny_bundle))
     assert triton.knobs.runtime.interpret and tune.tuning_path() == cache_path(cache.INTERPRETER)
+
+
+def test_the_largest_step_is_measured_where_nobody_asks_for_another() -> None:
+    """Prompts are read in steps of it."""
+    assert bucket_of(BackendOptions().max_num_batched_tokens) in tune.DEFAULT_TOKENS

@@ -26,6 +26,7 @@ from inferencex.runtime.backends.triton.kernels.variant import TARGETS
 from inferencex.runtime.backends.triton.tuning import Config
 from inferencex.runtime.backends.triton.tuning.cache import current_cache
 from inferencex.runtime.backends.triton.weights import from_canonical
+from tests import triton_kernels
 from tests.runtime.backends.triton.kernels.paged_sequences import Layer, make_step
 from tests.runtime.backends.triton.kernels.test_experts import Scheme, make_stack
 from tests.runtime.backends.triton.kernels.test_linear import quantized as quantized_weight
@@ -51,8 +52,14 @@ def exactest(device: str) -> tuple[torch.dtype, float]:
 
 
 def of_different_blocks(options: Iterable[Config]) -> list[Config]:
-    """Return one of each blocks, which has fewest stages: these and warps change nothing that is computed."""
-    return list({option.blocks: option for option in reversed(list(options))}.values())
+    """Return one of each blocks, which has fewest warps and stages; on GPUs also the one that has most.
+
+    These change nothing that the interpreter computes, but what compilers make of a loop.
+    """
+    found = list(options)
+    fewest = {option.blocks: option for option in reversed(found)}
+    most = {option.blocks: option for option in found} if triton_kernels.device() == "cuda" else {}
+    return list(dict.fromkeys([*fewest.values(), *most.values()]))
 
 
 def check(

@@ -84,6 +84,9 @@ def test_two_processes_keep_what_the_other_wrote(path: Path) -> None:
     other.put("kernel", "b", _LARGE)
     found = TuningCache.read(_DEVICE, path)
     assert found.get("kernel", "a") == _SMALL and found.get("kernel", "b") == _LARGE
+    one.put("kernel", "b", _SMALL)
+    other.put("kernel", "c", _LARGE)
+    assert TuningCache.read(_DEVICE, path).get("kernel", "b") == _SMALL
 
 
 def _changed(**changes: Any) -> str:
