@@ -58,6 +58,16 @@ def test_targets_differ_in_nothing_but_their_base(stages: dict[str, list[tuple[s
     assert list(stages)[-1] == "cpu", "the last one is what is built when none is named"
 
 
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_images_for_gpus_can_compute_on_them(stages: dict[str, list[tuple[str, str]]], vendor: str) -> None:
+    """The Triton backend needs torch; Triton needs a compiler, Python's headers, and a place to run programs from."""
+    stage = dict(stages[f"{vendor}-system"])
+    assert "'torch>=2.13'" in stage["RUN"] and {"gcc", "libc6-dev", "python3-dev"} <= set(stage["RUN"].split())
+    assert ("--index-url" in stage["RUN"]) == (vendor == "rocm"), "PyPI has torch for CUDA alone"
+    server = yaml.safe_load((DEPLOY / f"compose.{vendor}.yaml").read_text(encoding="utf-8"))["services"]["server"]
+    assert any(mount.startswith(f"{server['environment']['TRITON_CACHE_DIR']}:exec") for mount in server["tmpfs"])
+
+
 def test_the_builder_gets_what_the_wheel_is_made_of(stages: dict[str, list[tuple[str, str]]]) -> None:
     copied = {name for instruction, value in stages["builder"] if instruction == "COPY" for name in value.split()[:-1]}
     packages = {path.parent.name for path in ROOT.glob("*/py.typed")}

@@ -104,8 +104,18 @@ def test_gpu_pods_are_patches_of_the_same_deployment() -> None:
     kustomization = _load("cuda/kustomization.yaml")
     [patch] = kustomization["patches"]
     assert patch["target"]["name"] == _load("base/deployment.yaml")["metadata"]["name"]
+    deployment = _load("base/deployment.yaml")
     for operation in yaml.safe_load(patch["patch"]):
-        assert operation["op"] == "add" and operation["path"].startswith("/spec/template/spec/")
+        assert operation["path"].startswith("/spec/template/spec/")
+        *parents, last = operation["path"].replace("~1", "|").strip("/").split("/")
+        holder: Any = deployment
+        for part in parents:
+            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+        assert (last.replace("|", "/") in holder) == (operation["op"] == "replace"), operation["path"]
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    replaced = [operation["path"] for operation in yaml.safe_load(patch["patch"]) if operation["op"] == "replace"]
+    place = next(place for place, volume in enumerate(volumes) if volume["name"] == "tmp")
+    assert replaced == [f"/spec/template/spec/volumes/{place}/emptyDir/sizeLimit"]
     [image] = kustomization["images"]
     base = _load("base/deployment.yaml")["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image["name"] == base.split(":")[0]
