@@ -3,8 +3,9 @@
 #include <bit>
 #include <limits>
 
-// The loader picks the widest copy that the processor runs; elsewhere the compiler's own target is the only one.
-#if defined(__x86_64__) && defined(__GLIBC__)
+// The loader picks the widest copy that the processor runs; elsewhere the compiler's own target is the only one. It
+// does so before ThreadSanitizer's library can be called, which the picking function would do.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define FOR_EACH_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_WIDTH
