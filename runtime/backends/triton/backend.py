@@ -32,10 +32,14 @@ from inferencex.runtime.backends.graph.well_formed import check_nodes
 from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.position_tables import check_positions
 from inferencex.runtime.backends.triton.agreement import AgreeingRecorder, numbers_of_ranks
+from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits
 from inferencex.runtime.backends.triton.decode_graphs import CudaRecorder, Record
 from inferencex.runtime.backends.triton.devices import Device, choose_device, devices_of_ranks
 from inferencex.runtime.backends.triton.executable import LayerPool, TritonExecutable, on_device, out_of_memory_in_words
+from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
+from inferencex.runtime.backends.triton.kernels.decode_attention import most_floats
 from inferencex.runtime.backends.triton.kernels.kv_pages import PAGE_TYPES, Scaling, bytes_per_slot
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.lowering import Program, lower_graph
 from inferencex.runtime.backends.triton.lowering.constants import Constants
 from inferencex.runtime.backends.triton.pool_memory import DeviceMemory
@@ -135,7 +139,8 @@ class TritonBackend:
         return MemoryNeeds(
             weights=sum(stored.nbytes for stored in opened.stored.values()),
             state=block_bytes * blocks,
-            step=_step_bytes(opened.graph, options.max_num_batched_tokens, plan.dtype),
+            step=_step_bytes(opened.graph, options.max_num_batched_tokens, plan.dtype)
+            + 4 * _sum_floats(plan, plan.decode_limits(blocks, options), device),
             state_of_longest=block_bytes * min(-(-longest // options.block_size), blocks),
             device=None if device.kind == "interpreter" else _state(device),
         )
@@ -158,6 +163,25 @@ class Plan:
     kv_scaling: Scaling
     kv_scales: Mapping[int, KVScales]
     max_model_len: int
+
+    def decode_limits(self, num_blocks: int, options: BackendOptions) -> DecodeLimits:
+        """Return what a launch of decode attention may take, with a pool of so many blocks."""
+        return DecodeLimits.of_pool(num_blocks * options.block_size, options.max_num_seqs, self.max_model_len)
+
+    def head_shapes(self) -> set[HeadShape]:
+        """Return the shapes of the layers' heads."""
+        return {
+            HeadShape(
+                self.heads[layer],
+                shape.num_kv_heads,
+                shape.key_width,
+                shape.value_width,
+                self.dtype,
+                self.kv_dtype,
+                self.kv_scaling,
+            )
+            for layer, shape in self.layers.items()
+        }
 
 
 def compile_bundle(
@@ -196,7 +220,7 @@ def _compiled(
         num_blocks = min(numbers_of_ranks(communicator, num_blocks, place))
     with out_of_memory_in_words(f"a KV cache of {num_blocks} blocks"):
         pool.allocate(num_blocks)
-    executable = _executable(program, pool, plan, num_blocks, device)
+        executable = _executable(program, pool, plan, num_blocks, options, device)
     if device.kind != "interpreter" and program.stays_on_device:
         record: Record = CudaRecorder(place)
         memory = int(device.memory * RECORDINGS_SHARE)
@@ -289,7 +313,7 @@ def _num_blocks(
     batch = _largest_step(plan, options)
     with out_of_memory_in_words(f"a step of {options.max_num_batched_tokens} tokens, tried to measure it,"):
         pool.allocate(int(batch.block_tables.max()) + 1)
-        executable = _executable(program, pool, plan, int(batch.block_tables.max()) + 1, device)
+        executable = _executable(program, pool, plan, int(batch.block_tables.max()) + 1, options, device)
         before = torch.cuda.memory_allocated(place)
         torch.cuda.reset_peak_memory_stats(place)
         executable.step(batch)  # which copies the logits as float32
@@ -306,8 +330,22 @@ def _num_blocks(
         step=step,
         recordings=int(total * RECORDINGS_SHARE) if program.stays_on_device else 0,
     )
+
+    def blocks_of(pool_bytes: int) -> int:
+        return replace(options, kv_cache_memory=pool_bytes).blocks_for(plan.facts)
+
+    memory = memory.with_sums(
+        options.gpu_memory_utilization,
+        lambda left: 4 * _sum_floats(plan, plan.decode_limits(blocks_of(left), options), device),
+    )
     _LOG.info("memory of %s: %s", device, memory)
-    return replace(options, kv_cache_memory=memory.for_pool(options.gpu_memory_utilization)).blocks_for(plan.facts)
+    return blocks_of(memory.for_pool(options.gpu_memory_utilization))
+
+
+def _sum_floats(plan: Plan, limits: DecodeLimits, device: Device) -> int:
+    """Return the floats that decode attention of the layers, one after the other, needs for its sums."""
+    place, longest = device.torch_device, plan.max_model_len
+    return max((most_floats(shape, place, limits, longest) for shape in plan.head_shapes()), default=0)
 
 
 def _largest_step(plan: Plan, options: BackendOptions) -> StepBatch:
@@ -341,7 +379,10 @@ def _any_draws(rows: int) -> Draws:
     return Draws(ones, np.zeros(rows, np.int32), ones * 0.9, np.zeros(rows), ones * 0.5)
 
 
-def _executable(program: Program, pool: LayerPool, plan: Plan, num_blocks: int, device: Device) -> TritonExecutable:
+def _executable(
+    program: Program, pool: LayerPool, plan: Plan, num_blocks: int, options: BackendOptions, device: Device
+) -> TritonExecutable:
+    limits = plan.decode_limits(num_blocks, options)
     return TritonExecutable(
         program,
         pool,
@@ -351,6 +392,7 @@ def _executable(program: Program, pool: LayerPool, plan: Plan, num_blocks: int, 
         device=device.torch_device,
         dtype=plan.dtype,
         max_model_len=plan.max_model_len,
+        sums=SplitSums.allocate(_sum_floats(plan, limits, device), limits, device.torch_device),
         hidden_size=program.hidden_size,
     )
 

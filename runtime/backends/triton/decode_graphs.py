@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.step_inputs import StepInputs
 from inferencex.runtime.backends.triton.step_plan import DecodeBucket, StepBuffer, StepPlan
 
@@ -108,10 +109,15 @@ class DecodeGraphs:
         max_sequences: int,
         max_context: int,
         memory: int,
+        sums: SplitSums,
     ) -> None:
-        """`memory`: bytes that recordings may take together; none are made with 0."""
+        """Make no recording yet.
+
+        memory: bytes that recordings may take together; none are made with 0
+        sums:   memory for the sums of decode attention, which all of them use
+        """
         self._launch, self._record, self._device = launch, record, device
-        self._block_size, self._memory = block_size, memory
+        self._block_size, self._memory, self._sums = block_size, memory, sums
         self._sequences = sequence_buckets(max_sequences)
         self._contexts = context_buckets(max_context)
         self._recordings: dict[DecodeBucket, tuple[StepBuffer, Recording]] = {}
@@ -148,7 +154,7 @@ class DecodeGraphs:
         return self._recordings[bucket]
 
     def _recorded(self, bucket: DecodeBucket, plan: StepPlan) -> tuple[StepBuffer, Recording]:
-        buffer = StepBuffer(bucket.shape, self._device, tile_rows=1)
+        buffer = StepBuffer(bucket.shape, self._device, tile_rows=1, sums=self._sums)
         inputs = buffer.load(plan)  # real numbers, for recording runs the step as well
         launch = self._launch
         recording = self._record(lambda: launch(inputs))

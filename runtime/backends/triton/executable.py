@@ -19,6 +19,7 @@ from inferencex.runtime.backends.triton.decode_graphs import DecodeGraphs, Recor
 from inferencex.runtime.backends.triton.kernels.attention import rows_per_tile
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.kernels.sampling import sample
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.lowering.program import Program
 from inferencex.runtime.backends.triton.step_inputs import StepInputs
 from inferencex.runtime.backends.triton.step_plan import StepBuffer, StepPlan, is_decode, plan_step
@@ -103,12 +104,15 @@ class TritonExecutable:
         device: torch.device,
         dtype: torch.dtype,
         max_model_len: int,
+        sums: SplitSums,
         hidden_size: int | None = None,
     ) -> None:
-        """`heads`: query heads by layer. The pool has its pages already."""
+        """`heads`: query heads by layer; `sums`: memory that decode attention uses. The pool has its pages already."""
         self.program, self.pool, self.facts, self.dtype = program, pool, facts, dtype
         self.num_blocks, self.block_size = num_blocks, pool.block_size
         self._device, self._max_model_len = device, max_model_len
+        self._sums: SplitSums | None = sums
+        self._limits = sums.limits
         self._tile_rows = min(
             (rows_per_tile(device, count, pool(layer), dtype) for layer, count in heads.items()), default=1
         )
@@ -121,7 +125,9 @@ class TritonExecutable:
 
     def record_decoding(self, record: Record, *, max_sequences: int, memory: int) -> None:
         """From now on record decode steps with what makes recordings, in at most `memory` bytes."""
-        program = self.program  # and not this object, whose memory a cycle of references would keep
+        program, sums = self.program, self._sums  # and not this object, whose memory a cycle of references would keep
+        if sums is None:
+            raise BackendError("the model was closed; load the bundle again")
         self._graphs = DecodeGraphs(
             lambda inputs: _launch(program, inputs, program.logits),
             record,
@@ -130,12 +136,13 @@ class TritonExecutable:
             max_sequences=max_sequences,
             max_context=self._max_model_len,
             memory=memory,
+            sums=sums,
         )
 
     def close(self) -> None:
         """Give the device's memory back; steps raise BackendError from now on."""
         with self._lock, on_device(self._device):
-            self._is_closed, self._graphs, self._buffer = True, None, None
+            self._is_closed, self._graphs, self._buffer, self._sums = True, None, None, None
             self.program = replace(self.program, instructions=(), ended=())
             self.pool.release()
             if self._device.type == "cuda":
@@ -193,9 +200,11 @@ class TritonExecutable:
         """Launch a step until the value `wanted` is there; returns its rows, and what the step was given."""
         self._check(batch)
         graphs, bucket = self._graphs, None
-        if graphs is not None and wanted == self.program.logits and is_decode(batch):
+        if graphs is not None and wanted == self.program.logits and is_decode(batch) and self._is_one_launch(batch):
             bucket = graphs.bucket_of(len(batch.context_lengths), int(batch.context_lengths.max(initial=1)))
-        plan = plan_step(batch, self.block_size, self._tile_rows, bucket, draws=draws, token_rows=rows)
+        plan = plan_step(
+            batch, self.block_size, self._tile_rows, bucket, limits=self._limits, draws=draws, token_rows=rows
+        )
 
         def prepare(inputs: StepInputs) -> None:
             if previous is not None:
@@ -212,9 +221,15 @@ class TritonExecutable:
             prepare(inputs)
             return _launch(self.program, inputs, wanted), inputs
 
+    def _is_one_launch(self, batch: StepBatch) -> bool:
+        """Tell whether decode attention of a step needs one launch a layer, which is all that recordings have."""
+        return self._limits.hold(int(batch.context_lengths.sum(dtype=np.int64)), len(batch.context_lengths))
+
     def _load(self, plan: StepPlan) -> StepInputs:
         if self._buffer is None or self._buffer.capacity < plan.shape.nbytes:
-            self._buffer = StepBuffer(plan.shape, self._device, self._tile_rows, capacity=2 * plan.shape.nbytes)
+            self._buffer = StepBuffer(
+                plan.shape, self._device, self._tile_rows, capacity=2 * plan.shape.nbytes, sums=self._sums
+            )
         return self._buffer.load(plan)
 
     def _check(self, batch: StepBatch) -> None:
@@ -224,6 +239,10 @@ class TritonExecutable:
         longest = int(batch.context_lengths.max(initial=0))
         if longest > self._max_model_len:  # nor do tables of angles have more rows
             raise BackendError(f"a sequence of {longest} tokens is longer than max_model_len={self._max_model_len}")
+        if longest > self.num_blocks * self.block_size:  # nor is there memory for the sums of its splits
+            raise BackendError(
+                f"a sequence of {longest} tokens is longer than a pool of {self.num_blocks} blocks of {self.block_size}"
+            )
         tokens = batch.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self.facts.vocab_size):
             raise BackendError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from inferencex.formats.errors import BackendError, OptionError
 
@@ -19,6 +20,7 @@ class DeviceMemory:
     weights:     what the bundle's weights take
     step:        what the values of the largest step took at once
     recordings:  what recorded decode steps may take
+    sums:        what the sums of decode attention take, which depends on the pool: `with_sums`
     """
 
     total: int
@@ -26,6 +28,15 @@ class DeviceMemory:
     weights: int
     step: int
     recordings: int
+    sums: int = 0
+
+    def with_sums(self, utilization: float, sums_of: Callable[[int], int]) -> DeviceMemory:
+        """Count the sums of decode attention, whose bytes `sums_of` says for a pool of so many bytes.
+
+        It is asked about all that is left without them, so that they are large enough for the pool that is left by
+        them, which is smaller by less than a hundredth or two. Raises as `for_pool`.
+        """
+        return replace(self, sums=sums_of(self.for_pool(utilization)))
 
     def for_pool(self, utilization: float) -> int:
         """Return the bytes that the pool may take when all together may take `utilization` of the device.
@@ -34,7 +45,7 @@ class DeviceMemory:
         """
         if not 0 < utilization <= 1:
             raise OptionError(f"gpu_memory_utilization={utilization}; expected a share above 0 and at most 1")
-        taken = self.others + self.weights + self.step + self.recordings + _MARGIN
+        taken = self.others + self.weights + self.step + self.recordings + self.sums + _MARGIN
         left = int(self.total * utilization) - taken
         if left <= 0:
             raise BackendError(
@@ -49,6 +60,7 @@ class DeviceMemory:
             ("weights", self.weights),
             ("the largest step", self.step),
             ("recorded decode steps", self.recordings),
+            ("sums of decode attention", self.sums),
             ("other processes and the driver", self.others),
         )
         return ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferencex.runtime.backends.base import Draws, StepBatch
-from inferencex.runtime.backends.triton.attention_tiles import plan_tiles
+from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits, plan_tiles
 from inferencex.runtime.backends.triton.kernels.attention import AttentionStep
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.step_inputs import StepInputs
 
 Array = NDArray[np.int64]
@@ -38,6 +39,7 @@ class StepShape:
     blocks:                  B, columns of the block tables
     tiles, decodes:          query tiles of sequences with several new tokens, and sequences with one
     longest_context:         bound of the contexts of those with one
+    decode_groups:           how many of these each launch takes
     """
 
     tokens: int
@@ -47,6 +49,7 @@ class StepShape:
     tiles: int
     decodes: int
     longest_context: int
+    decode_groups: tuple[int, ...]
 
     def sections(self) -> Mapping[str, tuple[type[np.generic], tuple[int, ...]]]:
         """Return the arrays by name, in the order in which they lie in a buffer."""
@@ -62,6 +65,7 @@ class StepShape:
             "block_tables": (np.int32, (self.sequences, self.blocks)),
             "tiles": (np.int32, (self.tiles, 2)),
             "decode_sequences": (np.int32, (self.decodes,)),
+            "keys_before": (np.int64, (self.decodes,)),
             "temperature": (np.float64, (self.rows,)),
             "top_k": (np.int32, (self.rows,)),
             "top_p": (np.float64, (self.rows,)),
@@ -94,17 +98,19 @@ def plan_step(
     tile_rows: int,
     bucket: DecodeBucket | None = None,
     *,
+    limits: DecodeLimits | None = None,
     draws: Draws | None = None,
     token_rows: NDArray[np.integer] | None = None,
 ) -> StepPlan:
-    """Plan a step; with a bucket, which it must fit, filled up to the bucket's shape.
+    """Plan a step; with a bucket, which it must fit as it must the limits, filled up to the bucket's shape.
 
+    `limits` are those of a launch of decode attention, which takes all sequences of one new token without them.
     `draws` say how its tokens are chosen, `token_rows` from which rows of an earlier step its own tokens are taken.
     """
     offsets = batch.sequence_offsets.astype(np.int32)
     counts = np.diff(offsets)
     slots = _slots(batch, counts, block_size)
-    planned = plan_tiles(offsets, batch.context_lengths, tile_rows)
+    planned = plan_tiles(offsets, batch.context_lengths, tile_rows, limits)
     arrays: dict[str, NDArray[np.generic]] = {
         "token_ids": batch.token_ids.astype(np.int64),
         "positions": batch.positions.astype(np.int64),
@@ -116,6 +122,7 @@ def plan_step(
         "block_tables": batch.block_tables.astype(np.int32),
         "tiles": planned.tiles,
         "decode_sequences": planned.decode_sequences,
+        "keys_before": planned.keys_before,
     }
     if draws is not None:
         arrays.update({name: getattr(draws, name) for name in _DRAWS})
@@ -131,6 +138,7 @@ def plan_step(
         tiles=len(planned.tiles),
         decodes=len(planned.decode_sequences),
         longest_context=int(batch.context_lengths[planned.decode_sequences].max(initial=0)),
+        decode_groups=planned.decode_groups,
     )
     return StepPlan(shape, arrays)
 
@@ -159,7 +167,7 @@ class DecodeBucket:
     def shape(self) -> StepShape:
         """The shape that steps are filled up to."""
         count = self.sequences
-        return StepShape(count, count, count, -(-self.context // self.block_size), 0, count, self.context)
+        return StepShape(count, count, count, -(-self.context // self.block_size), 0, count, self.context, (count,))
 
 
 def is_decode(batch: StepBatch) -> bool:
@@ -174,7 +182,7 @@ def _filled_up(arrays: Mapping[str, NDArray[np.generic]], shape: StepShape) -> d
     for name, (dtype, size) in shape.sections().items():
         filled[name] = np.zeros(size, dtype)
     count = len(arrays["token_ids"])
-    for name in ("token_ids", "positions", "prompt_lengths", "context_lengths", "token_rows", *_DRAWS):
+    for name in ("token_ids", "positions", "prompt_lengths", "context_lengths", "keys_before", "token_rows", *_DRAWS):
         if name in arrays:
             filled[name][:count] = arrays[name]
     filled["slots"][:count], filled["slots"][count:] = arrays["slots"], NO_SLOT
@@ -193,15 +201,27 @@ class StepBuffer:
     There are two pieces on the host, in turns: a step is written to one while the copy of the last may still wait.
     """
 
-    def __init__(self, shape: StepShape, device: torch.device, tile_rows: int, *, capacity: int | None = None) -> None:
-        """`capacity`: bytes to reserve, for a buffer that other shapes use as well."""
+    def __init__(
+        self,
+        shape: StepShape,
+        device: torch.device,
+        tile_rows: int,
+        *,
+        capacity: int | None = None,
+        sums: SplitSums | None = None,
+    ) -> None:
+        """Reserve memory for steps of a shape.
+
+        capacity: bytes to reserve, for a buffer that other shapes use as well
+        sums:     memory for the sums of decode attention, which steps are given along
+        """
         nbytes = max(shape.nbytes, capacity or 0)
         self.capacity = nbytes
         on_gpu = device.type == "cuda"
         self._hosts = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
         self._copied = [torch.cuda.Event() if on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
         self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        self._tile_rows = tile_rows
+        self._tile_rows, self._sums = tile_rows, sums
 
     def load(self, plan: StepPlan) -> StepInputs:
         """Copy a step to the device, in order with what runs on the current stream, and return its tensors."""
@@ -243,7 +263,10 @@ class StepBuffer:
             tiles=found["tiles"],
             tile_rows=self._tile_rows,
             decode_sequences=found["decode_sequences"],
+            decode_groups=shape.decode_groups,
+            keys_before=found["keys_before"],
             longest_context=shape.longest_context,
+            sums=self._sums,
         )
         read = ("token_ids", "positions", "prompt_lengths", "token_rows", "logit_rows", *_DRAWS)
         return StepInputs(**{name: found[name] for name in read}, attention=attention)

@@ -11,6 +11,7 @@ from torch import Tensor
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.triton.kernels.attention_keys import parts_of
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages, PageFormat, Scaling
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 
 Family = Literal["ampere", "hopper", "cdna", "rdna"]
 """Chips that want the same blocks: NVIDIA's before sm_90 or for desktops, NVIDIA's others, AMD's with waves of 64,
@@ -31,7 +32,10 @@ class AttentionStep:
     tiles:            int32 [n, 2], of `plan_tiles`
     tile_rows:        rows of a tile, that `tiles` were planned with
     decode_sequences: int32 [D], sequences with one new token
+    decode_groups:    how many of these, one after the other, each launch of decode takes
+    keys_before:      int64 [D], keys of the sequences before it in its group
     longest_context:  bound of the contexts of `decode_sequences`: the grid of decode depends on it, no result does
+    sums:             where splits of decode leave their sums; None for memory that each launch reserves
     """
 
     slots: Tensor
@@ -41,7 +45,10 @@ class AttentionStep:
     tiles: Tensor
     tile_rows: int
     decode_sequences: Tensor
+    decode_groups: tuple[int, ...]
+    keys_before: Tensor
     longest_context: int
+    sums: SplitSums | None = None
 
     def __post_init__(self) -> None:
         """Check types and shapes. Raises BackendError."""
@@ -53,6 +60,7 @@ class AttentionStep:
             "block_tables": (torch.int32, (sequences, self.block_tables.shape[-1])),
             "tiles": (torch.int32, (self.tiles.shape[0], 2)),
             "decode_sequences": (torch.int32, self.decode_sequences.shape[:1]),
+            "keys_before": (torch.int64, self.decode_sequences.shape[:1]),
         }
         for name, (dtype, shape) in expected.items():
             found: Tensor = getattr(self, name)
@@ -62,6 +70,10 @@ class AttentionStep:
                     f"{name} of a step is {found.dtype} {list(found.shape)} with strides {found.stride()}, "
                     f"expected {dtype} {list(shape)}, the last dimension adjacent"
                 )
+        if sum(self.decode_groups) != self.decode_sequences.shape[0]:
+            raise BackendError(
+                f"decode_groups of a step are {self.decode_groups}, of {self.decode_sequences.shape[0]} sequences"
+            )
 
 
 @dataclass(frozen=True)

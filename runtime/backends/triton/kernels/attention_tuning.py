@@ -91,6 +91,8 @@ def _step(
         tiles=put(planned.tiles),
         tile_rows=tile_rows,
         decode_sequences=put(planned.decode_sequences),
+        decode_groups=planned.decode_groups,
+        keys_before=put(planned.keys_before),
         longest_context=max(contexts),
     )
 

@@ -8,7 +8,8 @@ of it, so a sequence's result is always the same.
 
 The grid depends on the number of sequences and on the longest context that is allowed for alone, so a launch can be
 recorded in a graph; programs past a sequence's end, or before its window, return at once. Sequences without a context,
-which fill up a batch, get zeros.
+which fill up a batch, get zeros. Sequences that leave more sums than memory is reserved for are attended in groups,
+one launch after the other, which changes no result: `split_sums.py` says where sums lie.
 
 Bytes of a step and layer: `sum(contexts) * G * (Dk + Dv)` elements of keys and values (with INT8 scales of tokens 8
 bytes more per key and KV head), read once; per split `H * (Dv + 2) * 4` bytes are written and read again, which is
@@ -32,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferencex.runtime.backends.triton.attention_tiles import SPLITS, most_splits, split_keys
+from inferencex.runtime.backends.triton.attention_tiles import SPLITS, DecodeLimits, most_splits, split_keys
 from inferencex.runtime.backends.triton.kernels.attention_cases import FAMILIES, attention_cases
 from inferencex.runtime.backends.triton.kernels.attention_keys import (
     LOG2_E,
@@ -52,6 +53,7 @@ from inferencex.runtime.backends.triton.kernels.attention_step import (
     family_of,
 )
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums, floats_of
 from inferencex.runtime.backends.triton.kernels.variant import KernelVariant
 from inferencex.runtime.backends.triton.tuning import Config, configuration, remembered
 
@@ -59,6 +61,16 @@ KERNEL = "decode_attention"
 """The name under which configurations are kept."""
 
 _REDUCED_BY = ("HEADS", "KV_HEADS", "DV", "WINDOW", "CHUNK", "SINKS", "SCALING")
+_LEFT = ("sums", "states")
+_REDUCED = (
+    *_LEFT,
+    "value_scales",
+    "sinks",
+    "decode_sequences",
+    "keys_before",
+    "sequence_offsets",
+    "context_lengths",
+)
 _REDUCED_TOGETHER = 4  # splits: what is added up in which order depends on nothing else
 
 
@@ -75,6 +87,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     sinks,
     slopes,
     decode_sequences,
+    keys_before,
     sequence_offsets,
     context_lengths,
     block_tables,
@@ -106,8 +119,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
 ):
     """Attend one split; grid: KV heads times the tiles their group is cut into, splits, sequences.
 
-    `sums [sequences, splits, H, Dv]` and `states [sequences, splits, H, 2]` are float32; `SPLIT` is a multiple of
-    `BLOCK_N`. If `ALONE` there is one split, and the result goes to `y`.
+    `sums [places, H, Dv]` and `states [places, H, 2]` are float32, those of a sequence's splits behind each other from
+    `_first_place` on; `SPLIT` is a multiple of `BLOCK_N`. If `ALONE` there is one split, and the result goes to `y`.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
@@ -171,13 +184,19 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         if DV_TAIL > 0:
             y_tail = y_tail * factor[:, None]
     else:
-        places = (at * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * HEADS + heads
+        places = (_first_place(keys_before, at, SPLIT) + tl.program_id(1)) * HEADS + heads
         tl.store(states + 2 * places, largest, mask=wanted)
         tl.store(states + 2 * places + 1, total, mask=wanted)
         y_rows = sums + places * DV
     store_columns(y_rows, y_main, wanted, 0, DV_MAIN, DV)
     if DV_TAIL > 0:
         store_columns(y_rows, y_tail, wanted, DV_MAIN, DV_TAIL, DV)
+
+
+@triton.jit
+def _first_place(keys_before, at, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the place, int64, of the first split of sequence `at`; each has as many as its context takes."""
+    return (tl.load(keys_before + at) + at.to(tl.int64) * (SPLIT - 1)) // SPLIT
 
 
 @triton.jit
@@ -188,10 +207,10 @@ def reduce_splits_kernel(  # type: ignore[no-untyped-def]
     value_scales,
     sinks,
     decode_sequences,
+    keys_before,
     sequence_offsets,
     context_lengths,
     y_stride,
-    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DV: tl.constexpr,
@@ -211,7 +230,7 @@ def reduce_splits_kernel(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK_D)
     used = tl.cdiv(context, SPLIT) - first_visible(tl.maximum(context - 1, 0), WINDOW, CHUNK) // SPLIT
 
-    first = (at * splits).to(tl.int64) * HEADS + head
+    first = _first_place(keys_before, at, SPLIT) * HEADS + head
     y_sum = tl.zeros([BLOCK_D], tl.float32)
     largest = LOWEST
     total = 0.0
@@ -298,24 +317,54 @@ def configuration_of(shape: HeadShape, device: torch.device) -> Config:
     return configuration(KERNEL, shape.name, decode_options(shape, family_of(device)), device)
 
 
+def most_floats(shape: HeadShape, device: torch.device, limits: DecodeLimits, longest_context: int) -> int:
+    """Return the floats that a launch leaves at most, of layers of a shape; none where each context is one split."""
+    split = configuration_of(shape, device)["SPLIT"]
+    if most_splits(longest_context, split, 0, 0) == 1:
+        return 0
+    return floats_of(shape.num_heads, shape.value_width, split, limits)
+
+
 def decode_attention(
     q: Tensor, pages: KVPages, step: AttentionStep, layer: AttentionLayer, out: Tensor, config: Config | None = None
 ) -> None:
     """Attend the sequences of a step that have one new token; the shapes are those that `attention` has checked.
 
-    `config` is what was measured on the device for such layers where it is not given, else the default.
+    `config` is what was measured on the device for such layers where it is not given, else the default. Raises
+    BackendError where the memory for sums is too small.
     """
+    if config is None:
+        config = configuration_of(HeadShape.of(layer.num_heads, pages, q.dtype), q.device)
+    first = 0
+    for count in step.decode_groups:
+        _attend_group(q, pages, step, layer, out, config, slice(first, first + count))
+        first += count
+
+
+def _attend_group(
+    q: Tensor,
+    pages: KVPages,
+    step: AttentionStep,
+    layer: AttentionLayer,
+    out: Tensor,
+    config: Config,
+    group: slice,
+) -> None:
+    """Attend some of the sequences with one new token."""
     heads, kv_heads, value_width = layer.num_heads, pages.num_kv_heads, pages.value_width
     shape = HeadShape.of(heads, pages, q.dtype)
     blocks = _blocks(shape, family_of(q.device))
-    config = configuration_of(shape, q.device) if config is None else config
     split = config["SPLIT"]
     splits = most_splits(step.longest_context, split, layer.window, layer.chunk)
-    sequences = step.decode_sequences.shape[0]
-    # One split leaves nothing to add up, and writes no sums.
-    left = (sequences, splits, heads) if splits > 1 else (0, 0, heads)
-    sums = torch.empty(*left, value_width, dtype=torch.float32, device=q.device)
-    states = torch.empty(*left, 2, dtype=torch.float32, device=q.device)
+    decode_sequences, keys_before = step.decode_sequences[group], step.keys_before[group]
+    sequences = decode_sequences.shape[0]
+    sums = states = None  # one split leaves nothing to add up, and writes no sums
+    if splits > 1:
+        memory = step.sums
+        if memory is None:
+            limits = DecodeLimits(sequences * step.longest_context, sequences)
+            memory = SplitSums.allocate(floats_of(heads, value_width, split, limits), limits, q.device)
+        sums, states = memory.parts(heads, value_width, split, sequences)
     constants = layer.constants(pages)
     keys, values = pages.storage()
     grid = (kv_heads * triton.cdiv(heads // kv_heads, blocks.rows), splits, sequences)
@@ -330,7 +379,8 @@ def decode_attention(
         pages.value_scales,
         layer.sinks,
         layer.slopes,
-        step.decode_sequences,
+        decode_sequences,
+        keys_before,
         step.sequence_offsets,
         step.context_lengths,
         step.block_tables,
@@ -353,11 +403,11 @@ def decode_attention(
             states,
             pages.value_scales,
             layer.sinks,
-            step.decode_sequences,
+            decode_sequences,
+            keys_before,
             step.sequence_offsets,
             step.context_lengths,
             out.stride(0),
-            splits,
             **{name: constants[name] for name in _REDUCED_BY},
             SPLIT=split,
             BLOCK_S=_REDUCED_TOGETHER,
@@ -373,7 +423,7 @@ def variants() -> list[KernelVariant]:
     for case in attention_cases():
         group = case.num_heads // case.num_kv_heads
         split = split_keys(case.num_heads, case.num_kv_heads, case.key_width, case.value_width, case.page_itemsize)
-        signature = {"sums": "*fp32", "states": "*fp32", **case.signature("decode_sequences")}
+        signature = {"sums": "*fp32", "states": "*fp32", "keys_before": "*i64", **case.signature("decode_sequences")}
         aligned = tuple(name for name in signature if name not in ("table_stride", "scale"))
         constants = {**case.constants(), "SPLIT": split}
         for target in case.targets:
@@ -384,11 +434,11 @@ def variants() -> list[KernelVariant]:
                     KernelVariant(
                         decode_attention_kernel,
                         f"decode_attention {case.element}, {case.name}{', one split' if alone else ''}",
-                        signature,
-                        {**constants, **tile, "ALONE": alone},
+                        {name: kind for name, kind in signature.items() if not (alone and name in _LEFT)},
+                        {**constants, **tile, "ALONE": alone, **(dict.fromkeys(_LEFT) if alone else {})},
                         blocks.num_warps,
                         blocks.num_stages,
-                        aligned,
+                        tuple(name for name in aligned if not (alone and name in _LEFT)),
                         (target,),
                     )
                 )
@@ -397,7 +447,6 @@ def variants() -> list[KernelVariant]:
                 "y": signature["y"],
                 **{name: kind for name, kind in signature.items() if name in _REDUCED},
                 "y_stride": "i32",
-                "splits": "i32",
             }
             found.append(
                 KernelVariant(
@@ -412,10 +461,7 @@ def variants() -> list[KernelVariant]:
                     },
                     1 if case.value_width <= 128 else 4,
                     2,
-                    tuple(name for name in arguments if name != "splits"),
+                    tuple(arguments),
                 )
             )
     return found
-
-
-_REDUCED = ("sums", "states", "value_scales", "sinks", "decode_sequences", "sequence_offsets", "context_lengths")

@@ -25,6 +25,8 @@ _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: what is added to it loses its
 _FP8_SMALLEST_NORMAL = tl.constexpr(2.0**-6)
 _FP8_SUBNORMALS_PER_UNIT = tl.constexpr(512.0)
 WIDEST_ROW = 32768
+_PIECE = 4096  # of wider rows
+_PIECE_WARPS = 8
 
 
 @triton.jit
@@ -69,16 +71,26 @@ def quantize_row(x, TO_FP8: tl.constexpr):
     """
     magnitudes = tl.abs(x)
     finite = tl.min((magnitudes < float("inf")).to(tl.int32), axis=0) == 1
-    largest = tl.max(magnitudes, axis=0)
+    used, factor, scale = _row_scale(tl.max(magnitudes, axis=0), finite, TO_FP8)
+    return _quantize_used(x, used, factor, TO_FP8), scale
+
+
+@triton.jit
+def _row_scale(largest, finite, TO_FP8: tl.constexpr):
+    """Return whether the numbers of a row count, what they are multiplied by, and the row's scale."""
     used = finite & (largest >= _VANISHING)
     top = _LARGEST_FP8 if TO_FP8 else _LARGEST_INT8
     divisor = tl.where(used, largest, 1.0)
     factor = tl.math.div_rn(tl.full((), top, tl.float32), divisor)
     scale = tl.where(used, tl.math.div_rn(divisor, tl.full((), top, tl.float32)), 0.0)
-    scale = tl.where(finite, scale, float("nan"))
+    return used, factor, tl.where(finite, scale, float("nan"))
+
+
+@triton.jit
+def _quantize_used(x, used, factor, TO_FP8: tl.constexpr):
+    """Quantize float32 of a row by its factor, to 0 where its numbers do not count."""
     scaled = tl.where(used, x, 0.0) * factor
-    values = encode_e4m3(scaled) if TO_FP8 else round_to_int8(scaled, -127.0)
-    return values, scale
+    return encode_e4m3(scaled) if TO_FP8 else round_to_int8(scaled, -127.0)
 
 
 @triton.jit
@@ -104,6 +116,26 @@ def _quantize_rows(x, values, scales, width, TO_FP8: tl.constexpr, BLOCK: tl.con
     numbers = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
     quantized, scale = quantize_row(numbers, TO_FP8)
     tl.store(values + row * width + column, quantized, mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _quantize_rows_in_pieces(x, values, scales, width, TO_FP8: tl.constexpr, PIECE: tl.constexpr):
+    """A program is a row of any width, read once for its largest magnitude and again, from cache, to be quantized."""
+    row = tl.program_id(0).to(tl.int64)
+    start = row * width
+    largest = tl.zeros((PIECE,), tl.float32)
+    finite = tl.full((PIECE,), 1, tl.int32)
+    for offset in range(0, width, PIECE):
+        column = offset + tl.arange(0, PIECE)
+        magnitudes = tl.abs(tl.load(x + start + column, mask=column < width, other=0.0).to(tl.float32))
+        finite &= (magnitudes < float("inf")).to(tl.int32)
+        largest = tl.maximum(largest, magnitudes)
+    used, factor, scale = _row_scale(tl.max(largest, axis=0), tl.min(finite, axis=0) == 1, TO_FP8)
+    for offset in range(0, width, PIECE):
+        column = offset + tl.arange(0, PIECE)
+        numbers = tl.load(x + start + column, mask=column < width, other=0.0).to(tl.float32)
+        tl.store(values + start + column, _quantize_used(numbers, used, factor, TO_FP8), mask=column < width)
     tl.store(scales + row, scale)
 
 
@@ -185,9 +217,13 @@ def quantize_rows(x: Tensor, to: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize `[T, S]` as `QuantizeRows` says; return values `[T, S]` of type `to` and float32 scales `[T]`."""
     rows, width = _checked(x)
     values, scales = empty_quantized((rows, width), to, x.device)
-    if rows:
+    is_fp8 = to == torch.float8_e4m3fn
+    if rows and width > WIDEST_ROW:
+        _quantize_rows_in_pieces[(rows,)](
+            x, as_bytes(values), scales, width, TO_FP8=is_fp8, PIECE=_PIECE, num_warps=_PIECE_WARPS
+        )
+    elif rows:
         block, warps = row_launch(width)
-        is_fp8 = to == torch.float8_e4m3fn
         _quantize_rows[(rows,)](x, as_bytes(values), scales, width, TO_FP8=is_fp8, BLOCK=block, num_warps=warps)
     return values, scales
 
@@ -234,6 +270,16 @@ def variants() -> list[KernelVariant]:
                         aligned=("x", "values", "scales", "width"),
                     )
                 )
+            found.append(
+                KernelVariant(
+                    _quantize_rows_in_pieces,
+                    f"quantize_rows {dtype} to {name}, in pieces",
+                    {"x": f"*{dtype}", "values": stored, "scales": "*fp32", "width": "i32"},
+                    {"TO_FP8": name == "fp8", "PIECE": _PIECE},
+                    num_warps=_PIECE_WARPS,
+                    aligned=("x", "values", "scales", "width"),
+                )
+            )
             found.append(
                 KernelVariant(
                     _quantize_fixed,

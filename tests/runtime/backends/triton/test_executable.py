@@ -6,6 +6,7 @@ import gc
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +23,16 @@ from inferencex.runtime.backends.base import (
 )
 from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.triton import TritonBackend
+from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits
 from inferencex.runtime.backends.triton.executable import TritonExecutable
+from inferencex.runtime.backends.triton.kernels import decode_attention
+from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.params import SamplingParams
 
 OPTIONS = BackendOptions(num_blocks=24, block_size=4, max_num_seqs=4, activation_dtype="float32", threads=1)
+HEADS = HeadShape(4, 2, 16, 16, torch.float32, torch.float32, "none")
+"""Of the tiny bundle."""
 PROMPTS = [[5, 9, 200, 13, 7], [1], [3, 3, 8]]
 
 
@@ -92,6 +98,51 @@ def test_recorded_decoding_gives_what_launches_give(tiny_bundle: Path, executabl
         np.testing.assert_allclose(recorded.step(batch), executable.step(batch), atol=1e-5)
     assert [one.replays for one in recorder.recordings] == [3], "one bucket: 4 sequences up to the longest context"
     assert recorder.recordings[0].output.shape[0] == 4
+
+
+def test_sequences_that_share_more_than_sums_are_reserved_for(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their step is launched in groups and not recorded, and gives what one launch gives."""
+    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
+    groups: list[int] = []
+    attend = decode_attention._attend_group
+
+    def counted(*arguments: Any) -> None:
+        groups.append(arguments[-1].stop - arguments[-1].start)
+        attend(*arguments)
+
+    monkeypatch.setattr(decode_attention, "_attend_group", counted)
+
+    def shared(first: int, sequences: int, tokens: list[int]) -> StepBatch:
+        """A step of some tokens, the same in all sequences, which have blocks 0 to 9."""
+        count = len(tokens)
+        offsets = np.arange(0, sequences * count + 1, count, dtype=np.int32)
+        return StepBatch(
+            token_ids=np.tile(np.array(tokens, np.int32), sequences),
+            positions=np.tile(np.arange(first, first + count, dtype=np.int32), sequences),
+            sequence_offsets=offsets,
+            context_lengths=np.full(sequences, first + count, np.int32),
+            block_tables=np.tile(np.arange(10, dtype=np.int32), (sequences, 1)),
+            logit_rows=offsets[1:] - 1,
+            prompt_lengths=np.full(sequences * count, 39, np.int32),
+        )
+
+    rows = {}
+    for blocks in (12, 24):
+        options = replace(OPTIONS, num_blocks=blocks, max_num_seqs=8)
+        executable, recorder = TritonBackend().compile(tiny_bundle, options), Recorder()
+        executable.record_decoding(recorder, max_sequences=8, memory=1 << 20)
+        executable.step(shared(0, 1, list(range(2, 41))))
+        groups.clear()
+        rows[blocks] = executable.step(shared(39, 4, [7])).copy()
+        if blocks == 12:  # of 4 tokens: 96 keys
+            assert groups == [2, 2] * 2 and not recorder.recordings
+            executable.step(shared(39, 2, [7]))
+            with pytest.raises(BackendError, match="49 tokens is longer than a pool of 12 blocks of 4"):
+                executable.step(replace(shared(39, 1, [7]), context_lengths=np.array([49], np.int32)))
+        assert len(recorder.recordings) == 1
+    assert np.array_equal(rows[12], rows[24]) and (rows[12] == rows[12][0]).all()
 
 
 def test_recordings_beyond_their_memory_are_dropped(tiny_bundle: Path) -> None:
@@ -202,8 +253,13 @@ def test_out_of_memory_says_what_to_lower(executable: TritonExecutable, monkeypa
         executable.step(prompts_batch())
 
 
-def test_memory_needs(tiny_bundle: Path, executable: TritonExecutable) -> None:
+def test_memory_needs(tiny_bundle: Path, executable: TritonExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
     needs = TritonBackend().memory_needs(tiny_bundle, OPTIONS)
     assert needs.state == 24 * 4 * executable.facts.bytes_per_token
     assert needs.weights > 0 and needs.step > 0
+    more = TritonBackend().memory_needs(tiny_bundle, replace(OPTIONS, max_num_seqs=8))
+    limits = [DecodeLimits.of_pool(96, sequences, executable.facts.max_model_len) for sequences in (4, 8)]
+    sums = [decode_attention.most_floats(HEADS, torch.device("cpu"), limit, 64) for limit in limits]
+    assert more.step - needs.step == 4 * (sums[1] - sums[0]) > 0, "sums of decode attention are part of a step"
     assert (needs.device is None) != torch.cuda.is_available()

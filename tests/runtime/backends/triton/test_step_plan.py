@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from inferencex.runtime.backends.base import Draws, StepBatch
+from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits
+from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.step_plan import NO_SLOT, DecodeBucket, StepBuffer, is_decode, plan_step
 
 BLOCK_SIZE = 4
@@ -44,6 +46,7 @@ def test_a_mixed_step_arrives_whole() -> None:
     assert attention.block_tables.tolist() == step.block_tables.tolist()
     assert sorted(attention.tiles.tolist()) == [[0, 0], [0, 4], [2, 7]]
     assert attention.decode_sequences.tolist() == [1] and attention.longest_context == 9
+    assert attention.decode_groups == (1,) and attention.keys_before.tolist() == [0]
 
 
 def test_a_decode_step_is_filled_up_to_its_bucket() -> None:
@@ -60,9 +63,20 @@ def test_a_decode_step_is_filled_up_to_its_bucket() -> None:
     assert inputs.attention.block_tables.tolist() == [[0, 1, 2, 0], [10, -1, -1, 0], [0] * 4, [0] * 4]
     assert inputs.attention.sequence_offsets.tolist() == [0, 1, 2, 3, 4]
     assert inputs.attention.decode_sequences.tolist() == [0, 1, 2, 3] and inputs.attention.longest_context == 16
+    assert inputs.attention.decode_groups == (4,) and inputs.attention.keys_before.tolist() == [0, 9, 0, 0]
     assert inputs.logit_rows.tolist() == [0, 1, 2, 3]
     assert inputs.token_rows.tolist() == [1, 0, 0, 0]
     assert inputs.temperature.tolist() == [0, 1, 0, 0] and inputs.top_k.tolist() == [3, 0, 0, 0]
+
+
+def test_decode_sequences_beyond_the_limits_are_launched_in_groups() -> None:
+    step = batch([(8, 9), (0, 6), (2, 3), (9, 10), (3, 4)])
+    plan = plan_step(step, BLOCK_SIZE, 4, limits=DecodeLimits(12, 3))
+    sums = SplitSums.allocate(64, DecodeLimits(12, 3), torch.device("cpu"))
+    attention = StepBuffer(plan.shape, torch.device("cpu"), 4, sums=sums).load(plan).attention
+    assert attention.decode_sequences.tolist() == [0, 2, 3, 4]
+    assert attention.decode_groups == (2, 1, 1) and attention.keys_before.tolist() == [0, 9, 0, 0]
+    assert attention.sums is sums
 
 
 def test_what_counts_as_decoding() -> None:

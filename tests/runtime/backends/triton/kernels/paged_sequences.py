@@ -153,6 +153,8 @@ def make_step(
         tiles=torch.from_numpy(tiles.tiles).to(device),
         tile_rows=tile_rows,
         decode_sequences=torch.from_numpy(tiles.decode_sequences).to(device),
+        decode_groups=tiles.decode_groups,
+        keys_before=torch.from_numpy(tiles.keys_before).to(device),
         longest_context=max(contexts),
     )
     return Step(layer, torch.cat(queries).to(device), pages, inputs, torch.cat(expected))

@@ -62,6 +62,8 @@ def test_sequences_without_a_context_give_zeros(device: str, longest: int) -> No
         "context_lengths": torch.cat([inputs.context_lengths, torch.zeros(2, dtype=torch.int32, device=device)]),
         "block_tables": torch.cat([inputs.block_tables, torch.full_like(inputs.block_tables, -1)]),
         "decode_sequences": torch.arange(4, dtype=torch.int32, device=device),
+        "decode_groups": (4,),
+        "keys_before": torch.tensor([0, 20, 0, 0], device=device),  # of those that fill up, it says nothing
         "longest_context": longest,
     }
     wide = replace(step, q=torch.cat([step.q, torch.full_like(step.q, float("nan"))]))

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferencex.runtime.backends.triton.attention_tiles import most_splits, plan_tiles, split_keys
+from inferencex.runtime.backends.triton.attention_tiles import (
+    SHARED_KEYS,
+    DecodeLimits,
+    decode_groups,
+    most_splits,
+    plan_tiles,
+    split_keys,
+)
 from inferencex.runtime.backends.triton.kernels.attention_keys import parts_of
+from inferencex.runtime.backends.triton.kernels.split_sums import places_of
 
 
 def test_tiles_of_a_step() -> None:
@@ -18,6 +26,7 @@ def test_tiles_of_a_step() -> None:
     # Keys that the tiles see: 2, 4 and 5 of the first sequence, 30 of the fourth.
     assert planned.tiles.tolist() == [[3, 6], [0, 4], [0, 2], [0, 0]]
     assert planned.decode_sequences.tolist() == [1, 4]
+    assert planned.decode_groups == (2,) and planned.keys_before.tolist() == [0, 40]
     assert planned.tiles.dtype == planned.decode_sequences.dtype == np.int32
 
 
@@ -54,6 +63,46 @@ def test_splits_that_a_query_sees(context: int, split: int, window: int, chunk: 
     assert bound >= needed
     if not chunk:
         assert bound == needed or context < window + split
+
+
+CONTEXTS = st.lists(st.integers(0, 700), max_size=12)
+
+
+@given(CONTEXTS, st.integers(700, 2000), st.integers(1, 5))
+def test_groups_are_what_launches_may_take(contexts: list[int], keys: int, sequences: int) -> None:
+    """Every sequence is in one group, none exceeds the limits, and none could take the first of the next."""
+    limits = DecodeLimits(keys, sequences)
+    groups, keys_before = decode_groups(np.array(contexts, np.int32), limits)
+    assert sum(groups) == len(contexts) and all(groups)
+    first = 0
+    for count in groups:
+        group = contexts[first : first + count]
+        assert limits.hold(sum(group), count)
+        assert keys_before[first : first + count].tolist() == [sum(group[:place]) for place in range(count)]
+        first += count
+        assert first == len(contexts) or not limits.hold(sum(group) + contexts[first], count + 1)
+
+
+@given(CONTEXTS, st.sampled_from([1, 7, 32, 256, 1024]))
+def test_sums_of_sequences_lie_apart(contexts: list[int], split: int) -> None:
+    """Each sequence begins behind the splits of the one before, and the last ends within the places that are there."""
+    _, keys_before = decode_groups(np.array(contexts, np.int32), None)
+    end = 0
+    for at, (context, before) in enumerate(zip(contexts, keys_before, strict=True)):
+        first = (int(before) + at * (split - 1)) // split
+        assert first >= end
+        end = first + -(-context // split)
+    assert end <= places_of(DecodeLimits(sum(contexts), len(contexts)), split)
+
+
+def test_limits_of_a_pool() -> None:
+    """What sequences can have, but for what they share: and a single one always has its place."""
+    assert DecodeLimits.of_pool(10**6, 64, 1000) == DecodeLimits(64000, 64)
+    limits = DecodeLimits.of_pool(10**6, 64, 131072)
+    assert limits == DecodeLimits(SHARED_KEYS * 10**6, 64) and limits.hold(131072, 1)
+    many = DecodeLimits(2**31, 4)
+    groups, keys_before = decode_groups(np.full(6, 2**30, np.int32), many)
+    assert groups == (2, 2, 2) and keys_before.max() == 2**30, "keys are counted in 64 bits"
 
 
 def test_no_context_needs_a_split_all_the_same() -> None:
