@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import pytest
 from tests import triton_kernels
 
 triton_kernels.prepare()
+
+# A shell without job control has what it runs in the background ignore Ctrl-C, and with it all that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

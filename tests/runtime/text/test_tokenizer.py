@@ -178,4 +178,5 @@ def test_a_tokenizer_that_is_gone_leaves_no_words_behind(tmp_path: Path) -> None
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", LOADED_AGAIN, tmp_path]
     kept = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert kept < 4e6, f"{kept} bytes more after 8 tokenizers came and went"
+    # 47 MB with the words; without them what the allocator happens to keep of the work.
+    assert kept < 20e6, f"{kept} bytes more after 8 tokenizers came and went"
