@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from inferencex.formats.errors import BackendError, InferenceXError
@@ -26,24 +27,54 @@ _FAILURES_IN_A_ROW = 3  # of steps, after which nobody is kept waiting for the n
 class Listener:
     """One request's way back to its event loop.
 
-    every_step: deliver each delta; otherwise only the one that ends the request
+    every_step: deliver deltas as they come; otherwise only the one that ends the request
+    interval:   tokens that a delivered delta has at least, but for the first and the last of a continuation
     """
 
-    __slots__ = ("_deliver", "_every_step", "_loop")
+    __slots__ = ("_begun", "_deliver", "_every_step", "_held", "_interval", "_loop")
 
-    def __init__(self, loop: EngineLoop, deliver: Callable[[Arrival], None], every_step: bool) -> None:
+    def __init__(
+        self, loop: EngineLoop, deliver: Callable[[Arrival], None], every_step: bool, interval: int = 1
+    ) -> None:
         self._loop = loop
         self._deliver = deliver
         self._every_step = every_step
+        self._interval = interval
+        self._begun: set[int] = set()
+        self._held: dict[int, CompletionDelta] = {}
 
     def append(self, delta: CompletionDelta) -> None:
         """Take a delta, on whatever thread ran the step."""
-        if self._every_step or delta.output is not None:
-            self._loop.post(self._deliver, delta)
+        if not self._every_step:
+            if delta.output is not None:
+                self._loop.post(self._deliver, delta)
+            return
+        if self._interval > 1:
+            held = self._held.pop(delta.index, None)
+            delta = delta if held is None else _joined(held, delta)
+            ends = delta.finish_reason is not None or delta.output is not None
+            if delta.index in self._begun and len(delta.token_ids) < self._interval and not ends:
+                self._held[delta.index] = delta
+                return
+            self._begun.add(delta.index)
+            if delta.output is not None:
+                for other in self._held.values():
+                    self._loop.post(self._deliver, other)
+        self._loop.post(self._deliver, delta)
 
     def fail(self, error: InferenceXError) -> None:
         """Report that nothing more will come."""
         self._loop.post(self._deliver, error)
+
+
+def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
+    """Return what two deltas of one continuation, one after the other, add to it together."""
+    logprobs = None
+    if first.logprobs is not None or second.logprobs is not None:
+        logprobs = (*(first.logprobs or ()), *(second.logprobs or ()))
+    return replace(
+        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
+    )
 
 
 class EngineLoop:
@@ -86,8 +117,10 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name=f"inferencex-{self.name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, deliver: Callable[[Arrival], None], *, every_step: bool) -> None:
-        """Queue a prepared request. `deliver` gets its deltas, or an error after which nothing comes."""
+    def submit(
+        self, request: Request, deliver: Callable[[Arrival], None], *, every_step: bool, interval: int = 1
+    ) -> None:
+        """Queue a prepared request. `deliver` gets deltas, see `Listener`, or an error after which nothing comes."""
         self._unfinished.add(request.id)
 
         def arrive(arrival: Arrival) -> None:
@@ -95,7 +128,7 @@ class EngineLoop:
                 self._unfinished.discard(request.id)
             deliver(arrival)
 
-        listener = Listener(self, arrive, every_step)
+        listener = Listener(self, arrive, every_step, interval)
 
         def begin() -> None:
             try:

@@ -85,9 +85,9 @@ class Generation:
         self._delivered: RequestOutput | None = None  # by the engine, whether or not anybody has read it
         self.output: RequestOutput | None = None
 
-    def begin(self, *, every_step: bool, deadline: Deadline | None) -> None:
+    def begin(self, *, every_step: bool, deadline: Deadline | None, interval: int = 1) -> None:
         """Hand the request to the engine; it ends with `TimedOut` when the deadline has passed."""
-        self._loop.submit(self._request, self._arrive, every_step=every_step)
+        self._loop.submit(self._request, self._arrive, every_step=every_step, interval=interval)
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline.at, lambda: self.fail(deadline.passed()))
 

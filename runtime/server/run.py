@@ -256,6 +256,7 @@ def make_service(
             max_prompt_tokens=options.max_prompt_tokens,
             max_prompts=options.max_prompts,
             request_timeout=options.request_timeout,
+            stream_interval=options.stream_interval,
         ),
         filters=filters,
         observers=observers,

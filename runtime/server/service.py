@@ -52,6 +52,7 @@ class ServiceLimits:
     max_prompt_tokens: tokens of one prompt
     max_prompts:       prompts of one request, and answers to all of them together
     request_timeout:   seconds that a request may take, queue included
+    stream_interval:   tokens that a piece of a stream has at least, but for the first and the last
     """
 
     max_queue: int = 1024
@@ -59,6 +60,7 @@ class ServiceLimits:
     max_prompt_tokens: int | None = None
     max_prompts: int = 256
     request_timeout: float | None = None
+    stream_interval: int = 1
 
 
 class Permit(Protocol):
@@ -355,7 +357,8 @@ class InferenceService:
         self._running.add(generation)
         self._idle.clear()
         self._tell("accepted", record)
-        generation.begin(every_step=call.stream or check is not None, deadline=deadline)
+        interval = self.limits.stream_interval if check is None else 1  # a filter sees text as soon as it is there
+        generation.begin(every_step=call.stream or check is not None, deadline=deadline, interval=interval)
         return generation
 
     def _ended(self, generation: Generation, permit: _SharedPermit, record: RequestRecord) -> None:

@@ -92,6 +92,8 @@ class ServerSettings(_Section):
     """Filter of texts to use: the name of an installed one, or module:object."""
     max_queue: Count = 256
     """Most requests waiting for their first step in each model; more are told to come back later (429)."""
+    stream_interval: Count = 1
+    """Tokens in a piece of a stream at least, but for the first and the last; more cost less and come less often."""
     max_body_bytes: Size = 8 << 20
     """Largest body of a request."""
     max_json_depth: Count = 64
