@@ -44,6 +44,8 @@ struct BlockLayout {
         return std::min(start(b) + block, group_end) - start(b);
     }
     std::int64_t row_bytes() const { return blocks * stride; }
+    // Whether blocks follow each other at multiples of `block` features, across groups.
+    bool even() const { return group % block == 0 || group == features; }
 
   private:
     void set_blocks() {

@@ -58,10 +58,11 @@ struct IntegerLinearKernels {
     // y[m * y_stride + n] for rows `row_begin..row_end` of x and the channels of tiles `tile_begin..tile_end`: row
     // `row_begin` and the first channel of tile `tile_begin` lie at y. Past N zeros are written up to the end of the
     // last tile: y must hold (tile_end - tile_begin) * kTile columns a row. `scratch` has
-    // `scratch_bytes(weight, rows)` bytes, 64-byte aligned.
+    // `scratch_bytes(weight, rows)` bytes, 64-byte aligned; with `same_rows` it still holds what the call before has
+    // worked out of these rows for this weight.
     void (*multiply)(const PackedIntegerWeight &weight, const QuantizedRows &x, std::int64_t row_begin,
                      std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end, float *y,
-                     std::int64_t y_stride, std::byte *scratch);
+                     std::int64_t y_stride, std::byte *scratch, bool same_rows);
     std::size_t (*scratch_bytes)(const PackedIntegerWeight &weight, std::int64_t rows);
 };
 

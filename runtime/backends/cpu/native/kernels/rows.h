@@ -33,9 +33,10 @@ struct RowKernels {
                    bool interleaved, float *y);
     // Quantize one row [layout.features] to INT8: scale = max|x| / 127 of each block. Not finite x gives scale NaN.
     void (*quantize)(const float *x, const BlockLayout &layout, std::int8_t *values, float *scales, std::int32_t *sums);
-    // One block of such a row, with the same bits: `n` features into `stride` bytes (the layout's), zeros after them.
-    void (*quantize_block)(const float *x, std::int64_t n, std::int64_t stride, std::int8_t *values, float *scale,
-                           std::int32_t *sum);
+    // Some blocks of such a row, with the same bits: each `n` features, side by side in x, into `stride` bytes (the
+    // layout's), zeros after them.
+    void (*quantize_blocks)(const float *x, std::int64_t n, std::int64_t stride, std::int64_t count,
+                            std::int8_t *values, float *scales, std::int32_t *sums);
     // The same with a given scale for the whole row; integers saturate at -128 and 127, as QuantizeLinear's do.
     void (*quantize_static)(const float *x, const BlockLayout &layout, float scale, std::int8_t *values, float *scales,
                             std::int32_t *sums);

@@ -68,11 +68,7 @@ class RowActivation : public Operation {
             const std::int64_t column = chunking_.start(first);
             float *out = y_.present ? y[row] + column : spare;
             activate(x[row], column, chunking_.start(last) + chunking_.length(last) - column, out);
-            if (quantized_.present())
-                for (std::int64_t b = first; b <= last; ++b)
-                    kernels_->quantize_block(out + chunking_.start(b) - column, chunking_.length(b), chunking_.stride,
-                                             quantized.values_of(row) + b * chunking_.stride,
-                                             quantized.scales_of(row) + b, quantized.sums_of(row) + b);
+            if (quantized_.present()) quantized_.quantize(*kernels_, quantized, row, first, last + 1, out);
             if (++chunk == chunks_) {
                 chunk = 0;
                 ++row;

@@ -11,11 +11,11 @@ namespace {
 
 constexpr std::int64_t kTile = PackedIntegerWeight::kTile;
 constexpr std::int64_t kFewRows = 32;          // up to here threads share the channels in fixed parts
-constexpr std::int64_t kPanelRows = 66;        // of a task beyond, at most
+constexpr std::int64_t kPanelRows = 132;       // of a task beyond, at most
 constexpr std::int64_t kFewestPanelRows = 18;  // where tasks are few
 constexpr std::int64_t kRowStep = 6;           // panels are multiples of the rows that kernels work on at once
 static_assert(kPanelRows % kRowStep == 0, "scratch is for kPanelRows");
-constexpr std::int64_t kTasksAThread = 8;        // at least, so that threads finish together
+constexpr std::int64_t kTasksAThread = 16;       // at least, so that threads finish together
 constexpr std::int64_t kPrepareTiles = 4;        // packed by one task
 constexpr std::int64_t kStripBytes = 192 << 10;  // of results before they are gated or quantized
 // Sums of a block are 32 bits: this many products of 8-bit integers fit.
@@ -92,7 +92,7 @@ class IntegerLinear final : public Operation {
             const std::int64_t most = units_at_once(rows);
             const auto [begin, end] = worker.share(units_);
             for (std::int64_t unit = begin; unit < end; unit += most)
-                compute(step, 0, rows, unit, std::min(unit + most, end));
+                compute(step, 0, rows, unit, std::min(unit + most, end), unit > begin);
             return;
         }
         // Fewer rows a task where there are too few tasks.
@@ -104,9 +104,12 @@ class IntegerLinear final : public Operation {
         const std::int64_t panels = (rows + panel_rows - 1) / panel_rows;
         const std::int64_t most = units_at_once(panel_rows);
         const std::int64_t parts = std::clamp((tasks + panels - 1) / panels, (units_ + most - 1) / most, units_);
+        std::int64_t row_before = -1;
         for (std::int64_t task; (task = worker.claim()) < panels * parts;) {
             const std::int64_t row = task / parts * panel_rows, part = task % parts;
-            compute(step, row, std::min(row + panel_rows, rows), units_ * part / parts, units_ * (part + 1) / parts);
+            compute(step, row, std::min(row + panel_rows, rows), units_ * part / parts, units_ * (part + 1) / parts,
+                    row == row_before);
+            row_before = row;
         }
     }
 
@@ -200,10 +203,9 @@ class IntegerLinear final : public Operation {
         unit_ = kTile;
         if (quantizes) {
             const BlockLayout &layout = quantized_.layout();
-            // Where blocks are cut evenly, across groups, or else where groups are.
-            const bool even = layout.group % layout.block == 0 || layout.group == layout.features;
-            boundary_ = even ? layout.block : layout.group;
-            boundary_blocks_ = even ? 1 : layout.blocks_per_group;
+            // Where blocks are, or else where groups are.
+            boundary_ = layout.even() ? layout.block : layout.group;
+            boundary_blocks_ = layout.even() ? 1 : layout.blocks_per_group;
             unit_ = std::min(std::lcm(boundary_, kTile), round_up(columns_, kTile));
         }
         units_ = (columns_ + unit_ - 1) / unit_;
@@ -229,7 +231,7 @@ class IntegerLinear final : public Operation {
     }
 
     void compute(const Step &step, std::int64_t row_begin, std::int64_t row_end, std::int64_t unit_begin,
-                 std::int64_t unit_end) const {
+                 std::int64_t unit_end, bool same_rows) const {
         const std::int64_t rows = row_end - row_begin;
         const std::int64_t column = unit_begin * unit_, end = std::min(unit_end * unit_, columns_);
         const std::int64_t columns = end - column;
@@ -245,9 +247,13 @@ class IntegerLinear final : public Operation {
         float *sums = direct ? y : strip;
         const std::int64_t stride = direct ? step.y_stride : strip_stride(width(columns));
         kernels_.integer_linear.multiply(weight_, step.x, row_begin, row_end, tile_begin, tile_end, sums, stride,
-                                         scratch);
+                                         scratch, same_rows);
         if (!bias_.empty()) add_bias(bias_.data() + tile_begin * kTile, rows, width(columns), sums, stride);
         if (direct && !quantized_.present()) return;
+        // The blocks of these columns, which are whole ones.
+        const std::int64_t first_block = column / boundary_ * boundary_blocks_;
+        const std::int64_t last_block =
+            std::min((end + boundary_ - 1) / boundary_ * boundary_blocks_, quantized_.layout().blocks);
         for (std::int64_t m = 0; m < rows; ++m) {
             const float *result = sums + m * stride;
             if (gate_) {
@@ -257,18 +263,9 @@ class IntegerLinear final : public Operation {
             } else if (y_.present && !direct) {
                 std::copy_n(result, columns, y + m * step.y_stride);
             }
-            if (quantized_.present()) quantize(step.quantized, row_begin + m, column, end, result);
+            if (quantized_.present())
+                quantized_.quantize(kernels_.rows, step.quantized, row_begin + m, first_block, last_block, result);
         }
-    }
-
-    // Columns `column..end` of a row, whole blocks, that start at `x`.
-    void quantize(const QuantizedOutput::Resolved &out, std::int64_t row, std::int64_t column, std::int64_t end,
-                  const float *x) const {
-        const BlockLayout &layout = quantized_.layout();
-        for (std::int64_t b = column / boundary_ * boundary_blocks_; b < layout.blocks && layout.start(b) < end; ++b)
-            kernels_.rows.quantize_block(x + layout.start(b) - column, layout.length(b), layout.stride,
-                                         out.values_of(row) + b * layout.stride, out.scales_of(row) + b,
-                                         out.sums_of(row) + b);
     }
 
     const Kernels &kernels_;

@@ -151,4 +151,21 @@ QuantizedOutput::Resolved QuantizedOutput::resolve(const Worker &worker) const {
             worker.resolve(sums_).as<std::int32_t>(), layout_.row_bytes(), layout_.blocks};
 }
 
+void QuantizedOutput::quantize(const RowKernels &kernels, const Resolved &out, std::int64_t row, std::int64_t first,
+                               std::int64_t last, const float *x) const {
+    std::int8_t *values = out.values_of(row);
+    float *scales = out.scales_of(row);
+    std::int32_t *sums = out.sums_of(row);
+    const std::int64_t stride = layout_.stride, column = layout_.start(first);
+    std::int64_t b = first;
+    if (layout_.even()) {  // full blocks at once
+        b = std::max(first, std::min(last, layout_.features / layout_.block));
+        kernels.quantize_blocks(x, layout_.block, stride, b - first, values + first * stride, scales + first,
+                                sums + first);
+    }
+    for (; b < last; ++b)
+        kernels.quantize_blocks(x + layout_.start(b) - column, layout_.length(b), stride, 1, values + b * stride,
+                                scales + b, sums + b);
+}
+
 }  // namespace inferencex::cpu

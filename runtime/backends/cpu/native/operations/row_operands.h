@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../kernels/rows.h"
 #include "../operation.h"
 #include "../quantized_rows.h"
 
@@ -105,6 +106,9 @@ class QuantizedOutput {
         std::int32_t *sums_of(std::int64_t row) const { return sums + row * blocks; }
     };
     Resolved resolve(const Worker &worker) const;
+    // Quantize blocks `first..last` of a row, whose features from the first block's on are at x.
+    void quantize(const RowKernels &kernels, const Resolved &out, std::int64_t row, std::int64_t first,
+                  std::int64_t last, const float *x) const;
 
   private:
     BlockLayout layout_;

@@ -341,7 +341,7 @@ class WeightBank {
                   std::int64_t tile_end, float *y, std::int64_t y_stride, std::byte *scratch) const {
         PackedIntegerWeight weight = integer_;
         weight.data = data_ + expert * bytes_per_expert();
-        kernels_->integer_linear.multiply(weight, x, 0, rows, tile_begin, tile_end, y, y_stride, scratch);
+        kernels_->integer_linear.multiply(weight, x, 0, rows, tile_begin, tile_end, y, y_stride, scratch, false);
     }
     std::size_t scratch_bytes(std::int64_t rows) const {
         return is_integer_ ? kernels_->integer_linear.scratch_bytes(integer_, rows)
