@@ -77,12 +77,10 @@ def main() -> None:
         clock.turn("engine imports")
         from inferencex.runtime import llm
         from inferencex.runtime.backends import select_backend
-        from inferencex.runtime.text.chat import ChatTemplate
-        from inferencex.runtime.text.tokenizer import Tokenizer
 
         clock.turn("engine")
-        for kind, phase in ((Tokenizer, "tokenizer"), (ChatTemplate, "chat template")):
-            kind.load = clock.around(kind.load, phase)  # type: ignore[method-assign]
+        for function, phase in (("_load_tokenizer", "tokenizer"), ("_import_engine", "engine imports")):
+            setattr(llm, function, clock.around(getattr(llm, function), phase))
         selecting = clock.around(_with_phases(select_backend, clock), "backend imports")
         llm.select_backend = selecting  # type: ignore[attr-defined]
         loaded = load(bundle, engine)

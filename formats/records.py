@@ -1,16 +1,17 @@
 """Dataclasses that are cheap to define: `record` makes what `dataclasses.dataclass` makes, in a sixth of the time.
 
 A program that answers one prompt defines dozens of them before its first token. `dataclass` writes out each method of
-each class as text and compiles it by itself, a third of a millisecond for a class; here that is `__init__` alone, and
-the other methods are closures. `dataclasses.fields`, `replace`, `asdict` and `is_dataclass` take records: what they
-look at is made when it is first asked for. To the type checker `record` is `dataclass`.
+each class as text and compiles it by itself, a third of a millisecond for a class; here that is `__init__` alone, when
+the first instance is made, and the other methods are closures. `dataclasses.fields`, `replace`, `asdict` and
+`is_dataclass` take records: what they look at is made when it is first asked for. To the type checker `record` is
+`dataclass`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, field
 from functools import partial
 from inspect import get_annotations
@@ -43,6 +44,20 @@ class _DataclassFields:
         return found
 
 
+class _InitializerWhenNeeded:
+    """Stands where `__init__` belongs, and has it compiled and put there once somebody makes an instance, or looks."""
+
+    def __init__(self, cls: type, specs: list[Field[Any]], frozen: bool) -> None:
+        self._cls, self._specs, self._frozen = cls, specs, frozen
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., None]:
+        init = _initializer(self._cls, self._specs, self._frozen)
+        if self._cls.__dict__["__init__"] is self:
+            setattr(self._cls, "__init__", init)  # noqa: B010
+        bound: Callable[..., None] = init if instance is None else init.__get__(instance, owner)
+        return bound
+
+
 if not TYPE_CHECKING:
 
     def record(cls: type | None = None, /, *, frozen: bool = False, eq: bool = True) -> Any:
@@ -70,7 +85,8 @@ def _define(cls: Any, *, frozen: bool, eq: bool) -> type:
     setattr(cls, _SPECS, specs)
     cls.__dataclass_fields__ = _DataclassFields()
     setattr(cls, "__match_args__", tuple(name for name, spec in specs.items() if spec.init))  # noqa: B010
-    cls.__init__ = _initializer(cls, list(specs.values()), frozen)
+    _check_order_of_defaults(cls, specs.values())
+    cls.__init__ = _InitializerWhenNeeded(cls, list(specs.values()), frozen)
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _representation(tuple(name for name, spec in specs.items() if spec.repr))
     if eq:
@@ -78,6 +94,17 @@ def _define(cls: Any, *, frozen: bool, eq: bool) -> type:
     if frozen:
         cls.__setattr__, cls.__delattr__ = _refuse_to_assign, _refuse_to_delete
     return cls  # type: ignore[no-any-return]
+
+
+def _check_order_of_defaults(cls: type, specs: Iterable[Field[Any]]) -> None:
+    has_default = False
+    for spec in specs:
+        if not spec.init:
+            continue
+        if spec.default is not MISSING or spec.default_factory is not MISSING:
+            has_default = True
+        elif has_default:
+            raise TypeError(f"{cls.__qualname__}: the field {spec.name!r} has no default, and one before it has")
 
 
 def _initializer(cls: type, specs: list[Field[Any]], frozen: bool) -> Callable[..., None]:
@@ -99,8 +126,6 @@ def _initializer(cls: type, specs: list[Field[Any]], frozen: bool) -> Callable[.
         elif not spec.init:
             continue  # whoever has the field gives it its value
         if spec.init:
-            if not default and parameters[-1].find("=") > 0:
-                raise TypeError(f"{cls.__qualname__}: the field {name!r} has no default, and one before it has")
             parameters.append(name + default)
         body.append(f"_values[{name!r}] = {value}" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):

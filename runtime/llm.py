@@ -7,28 +7,29 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from inferencex.formats.errors import BackendError, BundleError, OptionError, RequestError
 from inferencex.runtime.aside import Once
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
 from inferencex.runtime.backends.device_names import DeviceName
-from inferencex.runtime.engine.engine import Engine
-from inferencex.runtime.engine.scheduler import Policy, SchedulerOptions
-from inferencex.runtime.engine.sequence import Request
-from inferencex.runtime.engine.shared import SharedEngine
-from inferencex.runtime.engine.stats import EngineStats
+from inferencex.runtime.engine.scheduler_options import Policy, SchedulerOptions
 from inferencex.runtime.garbage import collection_paused
-from inferencex.runtime.outputs import CompletionDelta, EmbeddingOutput, Pooling, RequestOutput
+from inferencex.runtime.heap_room import make_heap_room
 from inferencex.runtime.params import SamplingParams
-from inferencex.runtime.structured import Grammar, GrammarCompiler
-from inferencex.runtime.text.chat import ChatTemplate
 from inferencex.runtime.text.eos import configured_eos_token_ids
-from inferencex.runtime.text.side_files import read_json_object
-from inferencex.runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from inferencex.runtime.text.side_files import TOKENIZER_FILE, read_json_object
+
+if TYPE_CHECKING:
+    from inferencex.runtime.engine.sequence import Request
+    from inferencex.runtime.engine.stats import EngineStats
+    from inferencex.runtime.outputs import CompletionDelta, EmbeddingOutput, Pooling, RequestOutput
+    from inferencex.runtime.structured import Grammar
+    from inferencex.runtime.text.tokenizer import Tokenizer
 
 MAX_THREADS = 1024  # thread pools of the libraries underneath crash the process somewhere above it
+_HEAP_OF_TOKENIZER = 22  # bytes that are allocated for each one of tokenizer.json, at the most that are in use at once
 
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -133,7 +134,12 @@ class LLM:
             from inferencex.runtime.parallel.backend import ParallelBackend  # here, for one process needs none of it
 
             self.backend = ParallelBackend(self.backend, tensor_parallel_size)
-        loading = Once(lambda: _load_tokenizer(folder) if load_tokenizer else None)
+
+        def beside() -> Tokenizer | None:
+            _import_engine()
+            return _load_tokenizer(folder) if load_tokenizer else None
+
+        loading = Once(beside)
         backend_options = BackendOptions(
             num_blocks=num_kv_blocks,
             block_size=block_size,
@@ -151,6 +157,12 @@ class LLM:
         )
         executable = self.backend.compile(folder, backend_options)
         self.tokenizer = loading.result()
+
+        from inferencex.runtime.engine.engine import Engine  # these were imported beside the backend's work
+        from inferencex.runtime.engine.shared import SharedEngine
+        from inferencex.runtime.structured import GrammarCompiler
+        from inferencex.runtime.text.chat import ChatTemplate
+
         self.chat_template = (
             ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
         )
@@ -419,8 +431,21 @@ class LLM:
             self.shared.forget(request.id for request in requests)
 
 
+def _import_engine() -> None:
+    """Import what a backend does not need, which takes ten milliseconds: beside its work they cost nothing."""
+    import inferencex.runtime.engine.shared
+    import inferencex.runtime.structured
+    import inferencex.runtime.text.chat  # noqa: F401
+
+
 def _load_tokenizer(folder: Path) -> Tokenizer | None:
-    return Tokenizer.load(folder) if (folder / TOKENIZER_FILE).exists() else None
+    from inferencex.runtime.text.tokenizer import Tokenizer
+
+    file = folder / TOKENIZER_FILE
+    if not file.exists():
+        return None
+    make_heap_room(_HEAP_OF_TOKENIZER * file.stat().st_size)
+    return Tokenizer.load(folder)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

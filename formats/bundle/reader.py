@@ -128,11 +128,18 @@ class Bundle:
         shape = storage_shape(stored.dtype, stored.shape)
         if stored.nbytes == 0:
             return np.empty(shape, dtype=storage_dtype(stored.dtype))
-        if stored.location not in self._maps:
-            # As a plain array: numpy.memmap makes an object of its own of every slice.
-            self._maps[stored.location] = np.asarray(np.memmap(self.path / stored.location, dtype=np.uint8, mode="r"))
-        data = self._maps[stored.location][stored.offset : stored.offset + stored.nbytes]
+        data = self._mapped(stored.location)[stored.offset : stored.offset + stored.nbytes]
         return data.view(storage_dtype(stored.dtype)).reshape(shape)
+
+    def mapped_files(self) -> list[NDArray[Any]]:
+        """Return the weight files, memory-mapped and read-only, as uint8 `[nbytes]` each."""
+        return [self._mapped(location) for location in sorted({stored.location for stored in self.stored.values()})]
+
+    def _mapped(self, location: str) -> NDArray[Any]:
+        if location not in self._maps:
+            # As a plain array: numpy.memmap makes an object of its own of every slice.
+            self._maps[location] = np.asarray(np.memmap(self.path / location, dtype=np.uint8, mode="r"))
+        return self._maps[location]
 
     def release(self) -> None:
         """Let the system take back the memory of weights that were read; reading them again brings them back."""

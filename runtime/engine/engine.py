@@ -29,7 +29,8 @@ from inferencex.runtime.engine.outcomes import Outcomes
 from inferencex.runtime.engine.preparation import Preparation
 from inferencex.runtime.engine.results import not_finite, record_prompt_logprobs
 from inferencex.runtime.engine.sampler import choose_tokens
-from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOptions
+from inferencex.runtime.engine.scheduler import ScheduledChunk, Scheduler
+from inferencex.runtime.engine.scheduler_options import SchedulerOptions
 from inferencex.runtime.engine.sequence import Request, Status
 from inferencex.runtime.engine.sequence import Sequence as EngineSequence
 from inferencex.runtime.engine.stats import EngineStats

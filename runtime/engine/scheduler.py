@@ -5,36 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as SequenceOf
 from dataclasses import field
-from typing import Literal
 
-from inferencex.formats.errors import OptionError
 from inferencex.formats.records import record
 from inferencex.runtime.engine.block_pool import BlockPool
+from inferencex.runtime.engine.scheduler_options import SchedulerOptions as SchedulerOptions
 from inferencex.runtime.engine.sequence import Sequence, Status, empty_block_table
 
-Policy = Literal["fcfs", "priority"]
-
 _PROMPT_LOGPROB_BYTES = 64 << 20  # of logits that one step may return for one prompt's log-probabilities
-
-
-@record(frozen=True)
-class SchedulerOptions:
-    """Limits of a step. Raises OptionError for values that allow no step.
-
-    policy: "fcfs" goes by arrival; "priority" by the request's priority first, lower values being more urgent
-    """
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
-    enable_prefix_caching: bool = True
-    policy: Policy = "fcfs"
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)}; at least 1 is needed")
-        if self.policy not in ("fcfs", "priority"):
-            raise OptionError(f"scheduling_policy={self.policy!r}; expected 'fcfs' or 'priority'")
 
 
 @record

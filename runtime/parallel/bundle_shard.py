@@ -45,6 +45,10 @@ class BundleShard(Bundle):
             raise BundleError(f"{self.path}: rank {self.shard.rank} has no tensor named {name!r}")
         return cut_tensor(self._bundle.tensor(cut.source), cut)
 
+    def mapped_files(self) -> list[NDArray[Any]]:
+        """Return the weight files of the whole bundle; see `Bundle`."""
+        return self._bundle.mapped_files()
+
     def release(self) -> None:
         """Let the system take back the memory of weights that were read."""
         self._bundle.release()

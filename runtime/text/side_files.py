@@ -8,6 +8,8 @@ from typing import Any
 
 from inferencex.formats.errors import BundleError
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 def read_text(path: Path) -> str:
     """Return the UTF-8 text of `path`; raise BundleError where it cannot be read."""

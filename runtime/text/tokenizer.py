@@ -13,10 +13,9 @@ import tokenizers
 from inferencex.formats.errors import BundleError, RequestError
 from inferencex.runtime.text.cleanup import clean_up_spaces
 from inferencex.runtime.text.eos import configured_eos_token_ids
+from inferencex.runtime.text.side_files import TOKENIZER_FILE as TOKENIZER_FILE
 from inferencex.runtime.text.side_files import read_json_object
 from inferencex.runtime.text.special_tokens import CONFIG_FILE, read_special_tokens
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:

@@ -14,7 +14,7 @@ from inferencex.formats.errors import BackendError, BundleError, OptionError
 from inferencex.formats.kv_cache import KV_LARGEST, KVScales
 from inferencex.formats.records import record
 from inferencex.runtime.backends.base import DEFAULT_KV_CACHE_MEMORY, BackendOptions, MemoryNeeds, ModelFacts
-from inferencex.runtime.backends.cpu.executable import CpuExecutable
+from inferencex.runtime.backends.cpu.executable import CpuExecutable, begin_program
 from inferencex.runtime.backends.cpu.lowering import (
     LoweredProgram,
     LoweringOptions,
@@ -162,15 +162,13 @@ def compile_bundle(bundle: Bundle, options: BackendOptions, communicator: Commun
     communicator: to the other ranks, where the bundle is one rank's part
     """
     options.warn_of_unused(_LOG, bundle.path, "on the CPU", "gpu_memory_utilization")
-    lowered = lower_bundle(bundle, options, communicator)
-    check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
     threads = options.threads or default_threads()
     rank, ranks = (0, 1) if communicator is None else (communicator.rank, communicator.size)
     cpus = pin_order(threads * ranks)[threads * rank : threads * (rank + 1)] if options.pin else []
-    executable = CpuExecutable(
-        lowered.program, lowered.options, lowered.facts, threads=threads, cpus=cpus, meanwhile=options.meanwhile
-    )
-    bundle.release()  # what was repacked is not read again
+    program = begin_program(threads, cpus, bundle)
+    lowered = lower_bundle(bundle, options, communicator)
+    check_memory(lowered.program, lowered.options, lowered.facts.bytes_per_token)
+    executable = CpuExecutable(program, lowered.program, lowered.options, lowered.facts, meanwhile=options.meanwhile)
     if any(scales.format == "fp8" for scales in lowered.options.kv_scales.values()):
         _LOG.info("%s: keys and values are rounded to FP8 with calibrated scales, and lie in float16", bundle.path)
     elif lowered.options.kv_scales:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
@@ -21,6 +22,7 @@ from inferencex.runtime.backends.cpu.native import _cpu
 class CpuExecutable:
     """Executes a lowered graph; see `Executable`. Steps take turns when several threads call.
 
+    program:     from `begin_program`
     hidden_size: only there when the graph ends in a head, which makes this a `HiddenStatesExecutable`
     """
 
@@ -28,12 +30,11 @@ class CpuExecutable:
 
     def __init__(
         self,
+        program: _cpu.Program,
         lowered: LoweredProgram,
         options: LoweringOptions,
         facts: ModelFacts,
         *,
-        threads: int,
-        cpus: list[int],
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         self.facts = facts
@@ -43,7 +44,8 @@ class CpuExecutable:
         self._lock = threading.Lock()
         if lowered.hidden is not None:
             self.hidden_size = lowered.hidden.view.dims[1].coefficient
-        self._program = _build(lowered, options, threads, cpus, meanwhile)
+        self._program = program
+        _build(program, lowered, options, meanwhile)
 
     @property
     def threads(self) -> int:
@@ -107,15 +109,27 @@ class CpuExecutable:
         return profile_lines(self.profile(), MachineLimits.measured(self.threads))
 
 
-def _build(
-    lowered: LoweredProgram,
-    options: LoweringOptions,
-    threads: int,
-    cpus: list[int],
-    meanwhile: Callable[[], object] | None,
-) -> _cpu.Program:
+def begin_program(threads: int, cpus: list[int], bundle: Bundle | None = None) -> _cpu.Program:
+    """Return a program without operations, and have memory made ready for those that an open bundle will become.
+
+    To give a process zeroed memory, and to map files into it, takes as long as lowering a graph does, and needs no
+    interpreter. Raises BackendError where there are no threads or no memory.
+    """
     with _in_words(threads):
         program = _cpu.Program(threads, cpus)
+        if bundle is not None:
+            program.expect(sum(stored.nbytes for stored in bundle.stored.values()), bundle.mapped_files())
+    return program
+
+
+def _build(
+    program: _cpu.Program,
+    lowered: LoweredProgram,
+    options: LoweringOptions,
+    meanwhile: Callable[[], object] | None,
+) -> None:
+    threads = int(program.threads)
+    with _in_words(threads):
         builder = _Builder(program, lowered, options)
         for instruction in lowered.instructions:
             inputs = [None if view is None else builder.operand(view) for view in instruction.inputs]
@@ -146,7 +160,7 @@ def _build(
 
         if meanwhile is None:
             prepare()
-            return program
+            return
         program.lend_processor()
         preparing = Aside(prepare)
     try:
@@ -156,7 +170,6 @@ def _build(
         preparing.wait()
     with _in_words(threads):
         preparing.result()
-    return program
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from inferencex.formats.errors import OptionError
-from inferencex.runtime.engine.scheduler import Policy
+from inferencex.runtime.engine.scheduler_options import Policy
 
 if TYPE_CHECKING:
     from inferencex.runtime.server.config.settings import Settings

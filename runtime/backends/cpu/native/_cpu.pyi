@@ -32,6 +32,13 @@ class Program:
     scratch_bytes: int
 
     def __init__(self, threads: int, cpus: Sequence[int] = (), isa: str | None = None) -> None: ...
+    def expect(self, bytes: int, sources: Sequence[NDArray[Any]]) -> None:
+        """Have the pages of `sources`, mapped files with the weights, and of `bytes` to repack them to, made ready.
+
+        A thread does so until the first operation is added. When the weights are repacked, the pages of the sources are
+        given back.
+        """
+
     def constant(
         self, dtype: str, dims: Sequence[Size], strides: Sequence[Size], offset: int, array: NDArray[Any]
     ) -> Operand:

@@ -11,6 +11,11 @@ namespace inferencex::cpu {
 
 class Memory {
   public:
+    struct Room {
+        std::byte *begin;
+        std::size_t bytes;
+    };
+
     Memory() = default;
     ~Memory();
     Memory(const Memory &) = delete;
@@ -18,6 +23,10 @@ class Memory {
 
     // Reserve `bytes`; pages are committed when first written. Throws std::bad_alloc. Safe from several threads.
     std::byte *allocate(std::size_t bytes);
+    // Make room that the next allocations come from, and return it. Throws std::bad_alloc.
+    Room make_room(std::size_t bytes);
+    // Return what is left of the room that allocations come from, and let none of them have it any more.
+    Room take_rest();
     std::size_t allocated() const { return allocated_; }
 
     // A region that everyone who asks shares, as large as the largest request; nothing in it lasts beyond an operation.
@@ -29,6 +38,8 @@ class Memory {
         void *base;
         std::size_t bytes;
     };
+    Room map(std::size_t bytes);
+
     std::mutex mutex_;
     std::vector<Mapping> mappings_;
     std::byte *free_ = nullptr;  // rest of the current slab

@@ -115,6 +115,16 @@ class PyProgram {
 
     Program &program() { return program_; }
 
+    void expect(std::size_t bytes, const std::vector<nb::object> &sources) {
+        std::vector<Memory::Room> rooms;
+        for (const nb::object &source : sources) {
+            constants_.push_back(std::make_shared<Constant>(source));
+            const Py_buffer &view = constants_.back()->view;
+            rooms.push_back({static_cast<std::byte *>(view.buf), static_cast<std::size_t>(view.len)});
+        }
+        program_.expect(bytes, std::move(rooms));
+    }
+
     Operand constant(const std::string &dtype, const Dims &dims, const Dims &strides, std::size_t offset,
                      nb::object array) {
         auto held = std::make_shared<Constant>(array);
@@ -376,6 +386,7 @@ NB_MODULE(_cpu, m) {
     nb::class_<PyProgram>(m, "Program")
         .def(nb::init<int, const std::vector<int> &, const std::optional<std::string> &>(), "threads"_a,
              "cpus"_a = std::vector<int>{}, "isa"_a = nb::none())
+        .def("expect", &PyProgram::expect, "bytes"_a, "sources"_a)
         .def("constant", &PyProgram::constant, "dtype"_a, "dims"_a, "strides"_a, "offset"_a, "array"_a)
         .def("allocate", &PyProgram::allocate, "bytes"_a)
         .def_static("region_operand", &PyProgram::region_operand, "region"_a, "offset"_a = 0, "bytes"_a = nb::none())

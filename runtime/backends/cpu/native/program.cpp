@@ -9,6 +9,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// More is not made ready before it is needed: the thread would hardly come to it.
+constexpr std::size_t kMostExpected = std::size_t{256} << 20;
+
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 void widen(const std::int32_t *from, std::int64_t n, const Operand &to, std::byte *arena) {
@@ -48,9 +51,23 @@ const Registry &registry() {
 Program::Program(const Kernels &kernels, int threads, const std::vector<int> &cpus)
     : kernels_(kernels), pool_(threads, cpus) {}
 
+void Program::expect(std::size_t bytes, std::vector<Memory::Room> sources) {
+    sources_ = std::move(sources);
+    std::size_t left = std::min(bytes, kMostExpected);
+    const Memory::Room room = memory_.make_room(left);
+    std::vector<Pages> pages{{room.begin, left, Pages::Wish::writable}};
+    for (const Memory::Room &source : sources_) {
+        const std::size_t part = std::min(source.bytes, left);
+        pages.push_back({source.begin, part, Pages::Wish::readable});
+        left -= part;
+    }
+    page_work_.start(std::move(pages));
+}
+
 void Program::add(Blueprint blueprint) {
     const auto found = registry().factories().find(blueprint.kind);
     if (found == registry().factories().end()) throw BlueprintError("no operation is called " + blueprint.kind);
+    page_work_.stop();  // operations may write to the memory they take
     blueprint.kernels = &kernels_;
     blueprint.memory = &memory_;
     std::unique_ptr<Operation> operation;
@@ -105,6 +122,11 @@ void Program::prepare(std::size_t arena_bytes, std::int64_t max_tokens, const St
             }
         },
         &preparation);
+    std::vector<Pages> pages;
+    for (const Memory::Room &source : sources_) pages.push_back({source.begin, source.bytes, Pages::Wish::given_back});
+    const Memory::Room rest = memory_.take_rest();
+    if (!sources_.empty()) pages.push_back({rest.begin, rest.bytes, Pages::Wish::given_back});
+    page_work_.start(std::move(pages));
 }
 
 void Program::check(const StepArrays &a) const {

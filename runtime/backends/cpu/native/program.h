@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "operation.h"
+#include "page_work.h"
 #include "thread_pool.h"
 
 namespace inferencex::cpu {
@@ -46,6 +47,10 @@ class Program {
     const Kernels &kernels() const { return kernels_; }
     int threads() const { return pool_.size(); }
 
+    // What will be repacked lies in `sources`, mapped files, and takes about `bytes`: have a thread see to the pages of
+    // both until the first operation is added. When that is over, those of the sources are given back. They outlive the
+    // program.
+    void expect(std::size_t bytes, std::vector<Memory::Room> sources);
     // Append an operation; `blueprint.kernels` and `memory` are filled in here. Throws BlueprintError.
     void add(Blueprint blueprint);
     void add(std::string kind, std::string name, std::unique_ptr<Operation> operation);
@@ -93,6 +98,8 @@ class Program {
 
     const Kernels &kernels_;
     Memory memory_;
+    std::vector<Memory::Room> sources_;
+    PageWork page_work_;
     ThreadPool pool_;
     std::vector<Step> steps_;
     std::unique_ptr<Counter[]> counters_;

@@ -103,7 +103,7 @@ def _run(bundle: Path, options: dict[str, Any], spoil: int | None, changes: list
     from inferencex.formats.bundle import Bundle
     from inferencex.runtime.backends.base import BackendOptions
     from inferencex.runtime.backends.cpu.backend import compile_bundle, lower_bundle
-    from inferencex.runtime.backends.cpu.executable import CpuExecutable
+    from inferencex.runtime.backends.cpu.executable import CpuExecutable, begin_program
     from tests.runtime.backends.cpu.spoilt_programs import spoilt
 
     all_options = BackendOptions(
@@ -116,7 +116,8 @@ def _run(bundle: Path, options: dict[str, Any], spoil: int | None, changes: list
         program, change = spoilt(lowered.program, spoil)
         changes.append(change)
         print(change, file=sys.stderr, flush=True)  # for a crash, which says nothing itself
-        executable = CpuExecutable(program, lowered.options, lowered.facts, threads=options.get("threads", 1), cpus=[])
+        begun = begin_program(options.get("threads", 1), [])
+        executable = CpuExecutable(begun, program, lowered.options, lowered.facts)
     limit = executable.facts.max_model_len
     for step in ([(0, 0, 5)], [(0, 5, 6), (1, 0, 9)], [(0, 6, 7), (1, 9, 10)]):
         chunks = [(sequence, first, last) for sequence, first, last in step if last <= limit]

@@ -155,6 +155,19 @@ def test_is_the_same_in_every_batch(spec: Spec, isa: str) -> None:
         assert np.array_equal(linear(x.take(slice(5)), weight, threads=threads, isa=isa), y[:5])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("features", "group", "zero_points"), [(1700, 64, True), (1700, 100, False), (8232, 64, True)])
+def test_long_rows_are_the_same_in_every_batch(features: int, group: int, zero_points: bool, isa: str) -> None:
+    """Weights longer than what is unpacked at a time, and more rows than are kept near."""
+    rng = np.random.default_rng(11)
+    weight = stored_weight(rng, (40, features), Spec("int4", group=group, zero_points=zero_points)).for_integers()
+    x = quantized_rows(rng, 150, features, group)
+    together = linear(x, weight, isa=isa)
+    assert_rounded(together[:20], x.take(slice(20)), weight)
+    for rows in (slice(0, 1), slice(7, 19), slice(100, 130), slice(149, 150), slice(60, 138)):
+        np.testing.assert_array_equal(linear(x.take(rows), weight, isa=isa), together[rows])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_many_rows(threads: int) -> None:
     rng = np.random.default_rng(3)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from inferencex.formats import dialect
 from inferencex.formats.graph import read_graph
 from inferencex.runtime.backends.base import BackendOptions, Float32Array, ModelFacts, StepBatch
-from inferencex.runtime.backends.cpu.executable import CpuExecutable
+from inferencex.runtime.backends.cpu.executable import CpuExecutable, begin_program
 from inferencex.runtime.backends.cpu.lowering import LoweringOptions, kv_scales_of, layer_shapes, lower_graph
 from inferencex.runtime.backends.cpu.native import _cpu
 from inferencex.runtime.backends.reference.executable import ReferenceExecutable
@@ -109,7 +109,7 @@ def compiled_cpu(
     def nothing(name: str) -> NDArray[Any]:
         raise AssertionError(f"{name} is a constant inside the graph")
 
-    return CpuExecutable(lower_graph(graph, nothing, options), options, facts, threads=threads, cpus=[])
+    return CpuExecutable(begin_program(threads, []), lower_graph(graph, nothing, options), options, facts)
 
 
 WAYS = ("reference", *_cpu.available_isas())

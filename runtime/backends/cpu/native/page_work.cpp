@@ -1,0 +1,86 @@
+#include "page_work.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <system_error>
+#include <utility>
+
+namespace inferencex::cpu {
+namespace {
+
+// Small, for a thread that changes the process's mappings, as each growth of the heap does, may wait for a call to end.
+constexpr std::size_t kPiece = std::size_t{512} << 10;
+
+std::size_t page_size() {
+    static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+}
+
+// Do what is wished for the first `bytes`, whole pages; false if this system does not do it.
+bool fulfil(const Pages &pages, std::size_t bytes) {
+    switch (pages.wish) {
+        case Pages::Wish::writable:
+            // Writing holds up nobody but those who write to the same mapping; Linux's MADV_POPULATE_WRITE does.
+            for (std::size_t i = 0; i < bytes; i += page_size())
+                *static_cast<volatile std::byte *>(pages.begin + i) = std::byte{0};
+            return true;
+        case Pages::Wish::readable:
+#ifdef MADV_POPULATE_READ  // since Linux 5.14; a file that became shorter gives an error here, and no signal
+            return madvise(pages.begin, bytes, MADV_POPULATE_READ) == 0;
+#else
+            return false;
+#endif
+        case Pages::Wish::given_back:
+#ifdef __linux__
+            return madvise(pages.begin, bytes, MADV_DONTNEED) == 0;
+#else
+            return false;
+#endif
+    }
+    return false;
+}
+
+// The whole pages inside of a range.
+Pages whole_pages(const Pages &pages) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(pages.begin);
+    const std::uintptr_t first = (begin + page_size() - 1) / page_size() * page_size();
+    const std::uintptr_t end = (begin + pages.bytes) / page_size() * page_size();
+    return {pages.begin + (first - begin), end > first ? end - first : 0, pages.wish};
+}
+
+}  // namespace
+
+void PageWork::start(std::vector<Pages> pages) {
+    stop();
+    stops_.store(false);
+    try {
+        thread_ = std::thread([this, pages = std::move(pages)] { run(pages); });
+    } catch (const std::system_error &) {  // no thread is left: the pages come, or stay, as they would without this
+    }
+}
+
+void PageWork::stop() {
+    stops_.store(true);
+    if (thread_.joinable()) thread_.join();
+}
+
+void PageWork::run(std::vector<Pages> pages) {
+    for (Pages &all : pages) all = whole_pages(all);
+    for (bool busy = true; busy;) {
+        busy = false;
+        for (Pages &rest : pages) {
+            if (rest.bytes == 0) continue;
+            if (stops_.load(std::memory_order_relaxed)) return;
+            const std::size_t piece = std::min(rest.bytes, kPiece);
+            const bool done = fulfil(rest, piece);
+            rest.begin += piece;
+            rest.bytes = done ? rest.bytes - piece : 0;
+            busy = true;
+        }
+    }
+}
+
+}  // namespace inferencex::cpu

@@ -1,0 +1,43 @@
+// What the kernel does with pages while nobody waits for it: a thread that has them ready before they are used, or
+// gives them back once they were.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <thread>
+#include <vector>
+
+namespace inferencex::cpu {
+
+struct Pages {
+    enum class Wish {
+        writable,   // zeroed memory that nobody writes to before `stop`: have it there
+        readable,   // a mapped file that is about to be read: have it mapped
+        given_back  // a mapped file that was read, or memory that holds nothing: the system may have it
+    };
+    std::byte *begin;
+    std::size_t bytes;
+    Wish wish;
+};
+
+class PageWork {
+  public:
+    PageWork() = default;
+    ~PageWork() { stop(); }
+    PageWork(const PageWork &) = delete;
+    PageWork &operator=(const PageWork &) = delete;
+
+    // Begin with these, a piece of each in turn; what the kernel cannot do, or no thread is left for, stays undone,
+    // which costs time only. What was begun before is stopped.
+    void start(std::vector<Pages> pages);
+    // End at the next piece of half a megabyte, and leave the rest undone.
+    void stop();
+
+  private:
+    void run(std::vector<Pages> pages);
+
+    std::atomic<bool> stops_{false};
+    std::thread thread_;
+};
+
+}  // namespace inferencex::cpu
