@@ -120,6 +120,7 @@ struct StoredWeight {
     std::int64_t experts = 1;
     Expansion expansion = Expansion::none;  // of streams; of f4e2m1 for integer kernels, whose scales are half as large
     std::int64_t stream_bits = 0;           // of an integer of a stream
+    bool zeros_taken_off = false;  // as they are expanded: bytes have room for what integers of a stream differ by
 
     // Inputs `first`, `first + 1`, `first + 2` are values, scales and zero points.
     static StoredWeight read(const Blueprint &blueprint, std::size_t first, std::int64_t experts, std::int64_t channels,
@@ -172,6 +173,7 @@ struct StoredWeight {
     // Throws unless integer kernels can multiply it; says how it is expanded for them.
     void for_integers(const Blueprint &blueprint) {
         if (source.format == WeightFormat::f4e2m1) expansion = Expansion::e2m1x2;
+        else if (stream_bits > 4 && source.zero_points != nullptr) zeros_taken_off = true;
         else if (source.format != WeightFormat::int8 && source.format != WeightFormat::int4)
             refuse(blueprint, "activations cannot be quantized for weights of format " + blueprint.text("format"));
     }
@@ -196,6 +198,10 @@ struct StoredWeight {
                               memory.zero_points);
                 w.zero_points = memory.zero_points.data();
             }
+            if (zeros_taken_off) {
+                take_off_zeros(count, features, source.group, memory.zero_points, memory.values);
+                w.zero_points = nullptr;
+            }
         }
         w.values = memory.values.data();
         const std::int64_t row_bytes = groups * (source.scales_are_f16 ? 2 : 4);
@@ -207,7 +213,12 @@ struct StoredWeight {
         return w;
     }
 
-    IntegerWeight integer() const { return as_integer(source); }
+    // The weight as integer kernels plan for it.
+    IntegerWeight integer() const {
+        IntegerWeight w = as_integer(source);
+        if (zeros_taken_off) w.zero_points = nullptr;
+        return w;
+    }
 
     static IntegerWeight as_integer(const FloatWeight &source) {
         IntegerWeight w;
@@ -282,7 +293,7 @@ class WeightBank {
         : kernels_(blueprint.kernels), stored_(stored), order_(order), is_integer_(integer) {
         if (integer) {
             stored_.for_integers(blueprint);
-            IntegerWeight w = stored.integer();
+            IntegerWeight w = stored_.integer();
             w.channels = order.packed_channels();
             integer_ = kernels_->integer_linear.plan(w);
         } else {

@@ -1,6 +1,7 @@
 // Weights that kernels do not read as they are stored: expanded, some rows at a time, while they are packed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -81,7 +82,19 @@ inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std
     }
 }
 
-// The same for FLOAT4E2M1, as bytes.
+// Subtract from rows [count, columns] of bytes what each group of columns has for zero, [count, groups].
+inline void take_off_zeros(std::int64_t count, std::int64_t columns, std::int64_t group,
+                           const std::vector<std::uint8_t> &zeros, std::vector<std::uint8_t> &rows) {
+    const std::uint8_t *zero = zeros.data();
+    for (std::int64_t r = 0; r < count; ++r)
+        for (std::int64_t begin = 0; begin < columns; begin += group, ++zero) {
+            const std::int64_t end = std::min(begin + group, columns);
+            std::uint8_t *row = rows.data() + r * columns;
+            for (std::int64_t c = begin; c < end; ++c) row[c] = static_cast<std::uint8_t>(row[c] - *zero);
+        }
+}
+
+// `expand_stream` for FLOAT4E2M1, as bytes.
 inline void expand_e2m1(const std::uint8_t *packed, const std::int32_t *rows, std::int64_t count, std::int64_t columns,
                         std::vector<std::uint8_t> &to) {
     to.resize(count * columns);
