@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,12 +46,15 @@ class Column:
     def limit(self, model: Model, limits: Limits) -> float | None:
         """What the machine allows, in `unit`; None for what has no such limit, or where it was not measured.
 
-        Prefill: the linears' multiply-adds at the int8 peak; attention is left out, so the true limit is lower.
+        Prefill: the linears' multiply-adds at the int8 peak, and attention's at half of it, for they are of 16 bits.
         Decode: whichever is longer, reading weights, keys and values once, or the linears' multiply-adds.
+        Memory: packed weights, and the keys and values of the column that has most.
+        Disk: stored weights.
         """
         if self.kind == "prefill" and limits.int8_operations_per_second:
-            operations = 2 * (self.context * model.linear_weights + model.head_weights)
-            return self.context * limits.int8_operations_per_second / operations
+            linears = self.context * model.linear_weights + model.head_weights
+            attention = self.context * (self.context + 1) // 2 * model.attention_operations_per_pair
+            return self.context * limits.int8_operations_per_second / (2 * (linears + 2 * attention))
         if self.kind == "decode" and limits.bytes_per_second:
             held = self.sequences * (self.context + self.tokens / 2)
             seconds = (model.weight_bytes + held * model.kv_bytes_per_token) / limits.bytes_per_second
@@ -59,7 +62,9 @@ class Column:
                 operations = 2 * self.sequences * (model.linear_weights + model.head_weights)
                 seconds = max(seconds, operations / limits.int8_operations_per_second)
             return self.sequences / seconds
-        return None
+        if self.kind == "memory":
+            return (model.weight_bytes + most_tokens(COLUMNS.values()) * model.kv_bytes_per_token) / 1e6
+        return model.stored_bytes / 1e6 if self.kind == "disk" else None
 
 
 COLUMNS = {
@@ -80,11 +85,16 @@ COLUMNS = {
 QUICK = ("prefill-512", "decode-1", "decode-8", "decode-32")
 
 
+def most_tokens(columns: Iterable[Column]) -> int:
+    """Return the most tokens that a column has in progress at once."""
+    return max((column.sequences * (column.context + column.tokens) for column in columns), default=64)
+
+
 def capacity_for(columns: Sequence[Column], threads: int) -> Capacity:
     """The room that these columns need, no more."""
     return Capacity(
         threads=threads,
         max_sequences=max((column.sequences for column in columns), default=1),
         max_length=max((column.context + column.tokens for column in columns), default=64),
-        max_tokens=max((column.sequences * (column.context + column.tokens) for column in columns), default=64),
+        max_tokens=most_tokens(columns),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 GROUP_SIZE = 64
 INT4_BYTES = 0.5 + 2.5 / GROUP_SIZE  # a nibble, and for each group a 16-bit scale and a 4-bit zero point
+INT6_BYTES = 0.75 + 2.75 / GROUP_SIZE
 INT8_BYTES = 1.0
 KV_BYTES = 2  # a 16-bit float
 
@@ -14,8 +15,8 @@ KV_BYTES = 2  # a 16-bit float
 class Model:
     """A decoder of the Llama family with a tied head.
 
-    The rules by which limits are computed: linears are INT4 in groups of `GROUP_SIZE`, the head is INT8, keys and
-    values are 16 bits wide.
+    The rules by which limits are computed: linears are INT4 in groups of `GROUP_SIZE`, the head is stored as INT6 and
+    computed with as INT8, keys and values are 16 bits wide.
     """
 
     name: str
@@ -44,6 +45,16 @@ class Model:
     def weight_bytes(self) -> float:
         """Bytes of weights that a decode step reads, whatever the number of sequences."""
         return self.linear_weights * INT4_BYTES + self.head_weights * INT8_BYTES
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes of weights on disk."""
+        return self.linear_weights * INT4_BYTES + self.head_weights * INT6_BYTES
+
+    @property
+    def attention_operations_per_pair(self) -> int:
+        """Multiply-adds of one token's queries with one token's keys and values, in all layers."""
+        return self.layers * self.heads * 2 * self.head_dim
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -24,10 +24,12 @@ Every engine runs alone in a fresh process. After a warm-up each figure is the m
 English text (for random weights: random ids), each sequence its own; nothing is reused between prompts. "decode xN" is
 N sequences decoding together, all their tokens counted, from the step in which the last of them got its first token on;
 prompts have the length stated, and {COLUMNS["decode-1"].tokens} tokens are generated. "ratio" is ours to the best
-peer: above 1 is better than every peer, also where less is better. The limit of a prefill is the measured int8 peak
-over the multiply-adds of the linears; that of a decode step is the longer of reading weights (INT4 in groups of
-{GROUP_SIZE}, the head INT8, into which InferenceX unpacks the INT6 that it stores), keys and values (16 bits) once at
-the measured bandwidth, and the linears' multiply-adds.
+peer: above 1 is better than every peer, also where less is better. The limit of a prefill is the time of the linears'
+multiply-adds at the measured int8 peak and of attention's, which are of 16 bits, at half of it; that of a decode step
+is the longer of reading weights (INT4 in groups of {GROUP_SIZE}, the head INT8, into which InferenceX unpacks the
+INT6 that it stores), keys and values (16 bits) once at the measured bandwidth, and the linears' multiply-adds. That of
+memory is the weights and the keys and values of the column that has most of them, that of the disk the weights as
+they are stored.
 The first token is that of a prompt of {COLUMNS["first-token"].context} tokens; the memory is the peak of the process
 that measured all else.
 """
@@ -65,8 +67,12 @@ def rows(run: Run, model_name: str) -> Iterable[list[str]]:
             *(_figure(results[name], column) for name in _present(results)),
             _ABSENT if times is None else f"{times:.2f}x",
             _ABSENT if limit is None else number(limit),
-            _ABSENT if limit is None or ours is None else f"{ours.value / limit:.0%}",
+            _ABSENT if limit is None or ours is None else f"{_share_of(limit, ours.value, column):.0%}",
         ]
+
+
+def _share_of(limit: float, value: float, column: Column) -> float:
+    return value / limit if column.higher_is_better else limit / value
 
 
 def _present(results: dict[str, EngineResult]) -> list[str]:

@@ -10,9 +10,11 @@ MODEL = MODELS["smollm2"]
 LIMITS = Limits("AVX-512 VNNI", int8_operations_per_second=1e12, bytes_per_second=3e10)
 
 
-def test_prefill_is_limited_by_multiply_adds_of_linears() -> None:
+def test_prefill_is_limited_by_multiply_adds_of_linears_and_attention() -> None:
     limit = COLUMNS["prefill-512"].limit(MODEL, LIMITS)
-    assert limit == pytest.approx(1e12 / (2 * (MODEL.linear_weights + MODEL.head_weights / 512)))
+    linears = MODEL.linear_weights + MODEL.head_weights / 512
+    attention = 30 * 9 * (64 + 64) * (512 + 1) / 2
+    assert limit == pytest.approx(1e12 / (2 * (linears + 2 * attention)))
 
 
 def test_decoding_alone_is_limited_by_reading_weights_and_context() -> None:
@@ -27,9 +29,16 @@ def test_decoding_many_is_limited_by_multiply_adds_where_those_take_longer() -> 
     assert limit == pytest.approx(1e11 / (2 * (MODEL.linear_weights + MODEL.head_weights)))
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_there_is_no_limit_where_nothing_was_measured(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, column in COLUMNS.items() if column.needs_session])
+def test_there_is_no_limit_of_speed_where_nothing_was_measured(name: str) -> None:
     assert COLUMNS[name].limit(MODEL, NOT_MEASURED) is None
+
+
+def test_sizes_are_limited_by_the_bits_of_weights_and_of_the_most_keys_and_values() -> None:
+    memory, disk = COLUMNS["memory"].limit(MODEL, NOT_MEASURED), COLUMNS["disk"].limit(MODEL, NOT_MEASURED)
+    assert memory == pytest.approx((MODEL.weight_bytes + 8 * (2048 + 64) * 30 * 2 * 3 * 64 * 2) / 1e6)
+    assert disk == pytest.approx((106_168_320 * (4 + 20 / 64) + 49152 * 576 * (6 + 22 / 64)) / 8e6)
+    assert COLUMNS["first-token"].limit(MODEL, LIMITS) is None
 
 
 def test_room_is_for_the_largest_column_and_no_more() -> None:

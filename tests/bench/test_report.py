@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.columns import COLUMNS
 from bench.engines import OURS
+from bench.models import MODELS
 from bench.report import header, markdown, notes, number, rows
 from bench.results import EngineResult, Run
 from bench.sampling import Figure
@@ -23,9 +25,11 @@ def measured() -> Run:
 
 def test_a_row_has_figures_ratio_limit_and_fraction(measured: Run) -> None:
     prefill, memory = rows(measured, "smollm2")
-    limit = 1e12 / (2 * (106_168_320 + 28_311_552 / 512))
+    limit = COLUMNS["prefill-512"].limit(MODELS["smollm2"], measured.limits)
+    least = COLUMNS["memory"].limit(MODELS["smollm2"], measured.limits)
+    assert limit is not None and least is not None
     assert prefill == ["prefill 512, tokens/s", "1,000", "500", "2.00x", number(limit), f"{1000 / limit:.0%}"]
-    assert memory == ["peak resident memory, MB", "100", "50.0", "0.50x", "–", "–"]
+    assert memory == ["peak resident memory, MB", "100", "50.0", "0.50x", number(least), f"{least / 100:.0%}"]
     assert header(measured.models["smollm2"])[1:3] == ["inferencex (int4)", "openvino (int4)"]
 
 
