@@ -20,7 +20,8 @@ class Aside(Generic[T]):
         self._work = work
         self._results: list[T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
+        # No daemon: an interpreter that ends waits for it, as native code that returns to none aborts the process.
+        self._thread = threading.Thread(target=self._run, name="aside")
         self._thread.start()
 
     def _run(self) -> None:

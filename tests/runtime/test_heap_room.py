@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
+import platform
 
 import pytest
 
 from inferencex.runtime.heap_room import MOST_ROOM, make_heap_room
 
-IS_GLIBC = sys.platform == "linux" and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
 
 
 @pytest.mark.skipif(not IS_GLIBC, reason="other C libraries keep no heap of this kind")

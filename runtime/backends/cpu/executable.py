@@ -16,6 +16,7 @@ from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
 from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.views import ITEM_SIZES, Storage, View
+from inferencex.runtime.backends.cpu.memory_limits import machine_memory
 from inferencex.runtime.backends.cpu.native import _cpu
 
 
@@ -118,7 +119,9 @@ def begin_program(threads: int, cpus: list[int], bundle: Bundle | None = None) -
     with _in_words(threads):
         program = _cpu.Program(threads, cpus)
         if bundle is not None:
-            program.expect(sum(stored.nbytes for stored in bundle.stored.values()), bundle.mapped_files())
+            # A part of the machine's memory at the most: what is asked for may still turn out to be too much for it.
+            expected = min(sum(stored.nbytes for stored in bundle.stored.values()), machine_memory() // 8)
+            program.expect(expected, bundle.mapped_files())
     return program
 
 
@@ -165,9 +168,11 @@ def _build(
         preparing = Aside(prepare)
     try:
         meanwhile()
-    finally:
-        program.take_processor_back()
-        preparing.wait()
+    finally:  # native code must not be left alone with an interpreter that ends, whenever the interrupt comes
+        try:
+            program.take_processor_back()
+        finally:
+            preparing.wait()
     with _in_words(threads):
         preparing.result()
 

@@ -39,6 +39,14 @@ std::byte *Memory::allocate(std::size_t bytes) {
     return result;
 }
 
+std::byte *Memory::allocate_apart(std::size_t bytes) {
+    if (bytes > std::numeric_limits<std::size_t>::max() / 2) throw std::bad_alloc();
+    const std::lock_guard lock(mutex_);
+    const Room room = map(std::max(bytes, std::size_t{1}));
+    allocated_ += room.bytes;
+    return room.begin;
+}
+
 Memory::Room Memory::make_room(std::size_t bytes) {
     if (bytes > std::numeric_limits<std::size_t>::max() / 2) throw std::bad_alloc();
     const std::lock_guard lock(mutex_);

@@ -23,6 +23,8 @@ class Memory {
 
     // Reserve `bytes`; pages are committed when first written. Throws std::bad_alloc. Safe from several threads.
     std::byte *allocate(std::size_t bytes);
+    // The same in a mapping of its own, which takes nothing of the room that was made.
+    std::byte *allocate_apart(std::size_t bytes);
     // Make room that the next allocations come from, and return it. Throws std::bad_alloc.
     Room make_room(std::size_t bytes);
     // Return what is left of the room that allocations come from, and let none of them have it any more.

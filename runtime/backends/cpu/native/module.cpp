@@ -120,6 +120,8 @@ class PyProgram {
         for (const nb::object &source : sources) {
             constants_.push_back(std::make_shared<Constant>(source));
             const Py_buffer &view = constants_.back()->view;
+            // Memory that somebody writes to may have no file behind it, and would be lost.
+            if (!view.readonly) throw BlueprintError("an array that weights come from can be written to");
             rooms.push_back({static_cast<std::byte *>(view.buf), static_cast<std::size_t>(view.len)});
         }
         program_.expect(bytes, std::move(rooms));
@@ -139,7 +141,7 @@ class PyProgram {
         return operand;
     }
 
-    Region allocate(std::size_t bytes) { return {program_.memory().allocate(bytes), bytes}; }
+    Region allocate(std::size_t bytes) { return {program_.memory().allocate_apart(bytes), bytes}; }
 
     static Operand region_operand(const Region &region, std::size_t offset, std::optional<std::size_t> bytes) {
         if (offset > region.bytes || bytes.value_or(0) > region.bytes - offset)

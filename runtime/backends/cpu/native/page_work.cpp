@@ -8,6 +8,10 @@
 #include <system_error>
 #include <utility>
 
+#if defined(__linux__) && !defined(MADV_POPULATE_READ)
+#define MADV_POPULATE_READ 22  // since Linux 5.14; headers may be older than the system
+#endif
+
 namespace inferencex::cpu {
 namespace {
 
@@ -28,17 +32,13 @@ bool fulfil(const Pages &pages, std::size_t bytes) {
                 *static_cast<volatile std::byte *>(pages.begin + i) = std::byte{0};
             return true;
         case Pages::Wish::readable:
-#ifdef MADV_POPULATE_READ  // since Linux 5.14; a file that became shorter gives an error here, and no signal
+#ifdef MADV_POPULATE_READ  // a file that became shorter gives an error here, and no signal
             return madvise(pages.begin, bytes, MADV_POPULATE_READ) == 0;
 #else
             return false;
 #endif
         case Pages::Wish::given_back:
-#ifdef __linux__
             return madvise(pages.begin, bytes, MADV_DONTNEED) == 0;
-#else
-            return false;
-#endif
     }
     return false;
 }

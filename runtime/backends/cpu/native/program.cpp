@@ -52,6 +52,7 @@ Program::Program(const Kernels &kernels, int threads, const std::vector<int> &cp
     : kernels_(kernels), pool_(threads, cpus) {}
 
 void Program::expect(std::size_t bytes, std::vector<Memory::Room> sources) {
+    if (!steps_.empty()) throw BlueprintError("memory is made ready before operations are added");
     sources_ = std::move(sources);
     std::size_t left = std::min(bytes, kMostExpected);
     const Memory::Room room = memory_.make_room(left);

@@ -319,6 +319,18 @@ def test_results_are_independent_of_chunking_threads_and_blocks(layer: Layer, kv
         assert np.array_equal(in_chunks(Cache(layer, isa, threads), tokens, cuts, table), whole)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [72, 80, 134])
+def test_what_a_window_leaves_is_independent_of_chunking(window: int, kv_dtype: str) -> None:
+    """Queries side by side in a long step, of which some see keys that the others do not see any more."""
+    layer = Layer(heads=4, kv_heads=4, window=window, kv_dtype=kv_dtype)
+    for seed in range(4):
+        tokens = Tokens.random(layer, 450, seed)
+        table = tables_for(layer, [450])[0]
+        whole = in_chunks(Cache(layer), tokens, (), table)
+        assert np.array_equal(in_chunks(Cache(layer), tokens, range(3, 450, 3), table), whole)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_a_sequence_is_independent_of_its_neighbours(kv_dtype: str, threads: int) -> None:

@@ -33,6 +33,12 @@ def test_files_are_as_they_were_when_their_pages_were_given_back(mapped: np.memm
     assert np.array_equal(mapped.view(np.uint32), np.arange(1 << 20, dtype=np.uint32))
 
 
+def test_what_has_no_file_behind_it_is_refused() -> None:
+    program = _cpu.Program(1)
+    with pytest.raises(ValueError, match="can be written to"):
+        program.expect(1 << 20, [np.ones(1 << 20, np.uint8)])
+
+
 def test_operations_may_be_added_while_memory_is_made_ready(mapped: np.memmap) -> None:
     values, out = np.arange(8, dtype=np.float32), np.empty(8, np.float32)
     program = _cpu.Program(2)
