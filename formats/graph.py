@@ -40,6 +40,8 @@ _PLAIN_TYPES: dict[int, np.dtype[np.generic]] = {
         DataType.BOOL,
     )
 }
+_UNDEFINED, _INT = onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.INT
+_EXTERNAL = onnx.TensorProto.EXTERNAL
 _SINGLE_ATTRIBUTES = {
     onnx.AttributeProto.FLOAT: "f",
     onnx.AttributeProto.INT: "i",
@@ -122,10 +124,10 @@ class Attributes(Mapping[str, Any]):
 
     def get_int(self, name: str, default: int | None = None) -> int:
         """Return an integer."""
-        value = self._get(name, default)
-        if not isinstance(value, int):
-            self._refuse(name, value, "an integer")
-        return value
+        value = self._attributes.get(name, default)
+        if isinstance(value, int):
+            return value
+        self._refuse(name, self._get(name, default), "an integer")
 
     def get_float(self, name: str, default: float | None = None) -> float:
         """Return a number."""
@@ -333,22 +335,23 @@ class _Scope:
         name, op_type, output_names = proto.name, proto.op_type, list(proto.output)
         label = name or (output_names[0] if output_names else f"number {index}")
         inputs: list[Value | None] = []
+        known = self.values
         for input_name in proto.input:
-            value = self.values.get(input_name) if input_name else None
+            value = known.get(input_name) if input_name else None
             if value is None and input_name:
                 raise BundleError(
                     f"node {label[:_MOST_SHOWN]!r} ({op_type[:40]}) uses {input_name[:_MOST_SHOWN]!r}, "
                     "which is neither an input, nor an initializer, nor made by an earlier node"
                 )
             inputs.append(value)
-        attributes: dict[str, Any] = {}
-        for attribute in proto.attribute:
-            attributes[attribute.name] = self._attribute(attribute, label)
+        attributes = {attribute.name: self._attribute(attribute, label) for attribute in proto.attribute}
         outputs = tuple([self.typed(output, self._types.get(output)) for output in output_names])
         node = Node(name, op_type, proto.domain, tuple(inputs), outputs, Attributes(label, attributes), proto)
         for value in inputs:
-            if value is not None and (not value._consumers or value._consumers[-1] is not node):
-                value._consumers.append(node)
+            if value is not None:
+                consumers = value._consumers
+                if not consumers or consumers[-1] is not node:
+                    consumers.append(node)
         for value in outputs:
             value._producer = node
             if value.name:
@@ -357,8 +360,10 @@ class _Scope:
 
     def _attribute(self, proto: onnx.AttributeProto, node: str) -> Any:
         kind = proto.type
-        if kind == onnx.AttributeProto.UNDEFINED or proto.ref_attr_name:
+        if kind == _UNDEFINED or proto.ref_attr_name:
             raise BundleError(f"node {node[:_MOST_SHOWN]!r}: the attribute {proto.name[:_MOST_SHOWN]} has no value")
+        if kind == _INT:  # as most are
+            return proto.i
         found = _ATTRIBUTE_FIELDS.get(kind)
         if found is None:
             raise BundleError(
@@ -383,15 +388,10 @@ class _Scope:
 
 def _initializer(tensor: onnx.TensorProto) -> Value:
     name = tensor.name
-    inline = tensor.data_location != onnx.TensorProto.EXTERNAL
-    return Value(
-        name,
-        _dtype(tensor.data_type, name),
-        tuple(tensor.dims),
-        constant=tensor if inline else None,
-        stored=None if inline else tensor,
-        is_initializer=True,
-    )
+    dtype, shape = _dtype(tensor.data_type, name), tuple(tensor.dims)
+    if tensor.data_location == _EXTERNAL:
+        return Value(name, dtype, shape, None, tensor, True)
+    return Value(name, dtype, shape, tensor, None, True)
 
 
 def _form(kind: onnx.TypeProto, name: str) -> tuple[DataType | None, tuple[Dimension, ...] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -111,6 +112,11 @@ def group_count(channels: int, group_size: int) -> int:
     return 1 if group_size == PER_CHANNEL else -(-channels // group_size)
 
 
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which numpy puts together anew whenever it is asked
+
+
 _SCALE_TYPES: dict[Number, tuple[str, ...]] = {
     "int": ("float16", "float32"),
     "e4m3": ("float16", "float32"),
@@ -159,7 +165,7 @@ class QuantizedTensor:
         if self.number != "int" and not self.symmetric:
             raise QuantizationError(f"tensors of {self.number} numbers are symmetric; they have no zero points")
         kinds = _SCALE_TYPES[self.number]
-        if self.scales.dtype.name not in kinds or self.scales.shape != self.scale_shape:
+        if _name_of(self.scales.dtype) not in kinds or self.scales.shape != self.scale_shape:
             raise QuantizationError(
                 f"scales are {self.scales.dtype} {list(self.scales.shape)}, "
                 f"expected {' or '.join(kinds)} {list(self.scale_shape)}"
@@ -170,7 +176,7 @@ class QuantizedTensor:
             self._check_values("zero points", self.zero_points, self.scale_shape)
 
     def _check_tensor_scale(self) -> None:
-        if (self.tensor_scale is not None) != (self.scales.dtype.name == "float8_e4m3fn"):
+        if (self.tensor_scale is not None) != (_name_of(self.scales.dtype) == "float8_e4m3fn"):
             raise QuantizationError("a tensor scale belongs to scales of float8_e4m3fn, and only to them")
         scale = self.tensor_scale
         if scale is not None and (scale.dtype != np.float32 or scale.shape != () or not 0 < float(scale) < math.inf):

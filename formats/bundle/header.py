@@ -12,6 +12,8 @@ from inferencex.formats.dtypes import CODE_ITEMSIZES
 from inferencex.formats.errors import BundleError
 from inferencex.formats.records import record
 
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
 
 @record(frozen=True)
 class HeaderEntry:
@@ -46,7 +48,12 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
     document = parse_json_object(text.rstrip(b" "), f"{where}: header", MAX_HEADER_SIZE)
     document.pop("__metadata__", None)
     data_begin = 8 + length
-    entries = {name: _entry(where, name, entry, data_begin) for name, entry in document.items()}
+    entries: dict[str, HeaderEntry] = {}
+    for name, entry in document.items():
+        try:
+            entries[name] = _entry(name, entry, data_begin)
+        except BundleError as error:
+            raise BundleError(f"{where}: tensor {name[:80]!r}: {error}") from None
     ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes))
     end = data_begin
     for name, entry in ordered:
@@ -63,26 +70,23 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
     return dict(ordered)
 
 
-def _entry(where: str, name: str, entry: object, data_begin: int) -> HeaderEntry:
-    here = f"{where}: tensor {name[:80]!r}"
+def _entry(name: str, entry: object, data_begin: int) -> HeaderEntry:
     if not name or len(name) > MAX_NAME_LENGTH:
-        raise BundleError(f"{here}: names have 1 to {MAX_NAME_LENGTH} characters, this one {len(name)}")
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise BundleError(f"{here}: expected exactly dtype, shape and data_offsets")
+        raise BundleError(f"names have 1 to {MAX_NAME_LENGTH} characters, this one {len(name)}")
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+        raise BundleError("expected exactly dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in CODE_ITEMSIZES:
-        raise BundleError(f"{here}: type {str(code)[:40]!r} is not one of {', '.join(sorted(CODE_ITEMSIZES))}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(size) for size in shape):
-        raise BundleError(f"{here}: shape {str(shape)[:80]} is not a list of up to {MAX_RANK} sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise BundleError(f"{here}: data_offsets {str(offsets)[:80]} are not two positions in a file")
+        raise BundleError(f"type {str(code)[:40]!r} is not one of {', '.join(sorted(CODE_ITEMSIZES))}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
+        raise BundleError(f"shape {str(shape)[:80]} is not a list of up to {MAX_RANK} sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise BundleError(f"data_offsets {str(offsets)[:80]} are not two positions in a file")
     nbytes = math.prod(shape) * CODE_ITEMSIZES[code]
     if offsets[1] - offsets[0] != nbytes:
-        raise BundleError(
-            f"{here}: {code} {shape} needs {nbytes} bytes, its data_offsets span {offsets[1] - offsets[0]}"
-        )
+        raise BundleError(f"{code} {shape} needs {nbytes} bytes, its data_offsets span {offsets[1] - offsets[0]}")
     return HeaderEntry(code, tuple(shape), data_begin + offsets[0], nbytes)
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS
+    return type(value) is int and 0 <= value <= MAX_ELEMENTS  # a truth is an int to isinstance

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from inferencex.formats import onnx_messages as onnx
 from inferencex.formats.bundle.header import HeaderEntry
@@ -67,12 +69,17 @@ def match_initializers(
             owners[name] = location
     stored: dict[str, StoredTensor] = {}
     seen: set[str] = set()
+    forms: dict[Any, tuple[DataType, tuple[int, ...]]] = {}  # a graph has few, many times
     for graph in graphs:
         for name, value in graph.initializers.items():
             if name in seen:
                 raise BundleError(f"{GRAPH_FILE}: two initializers are named {name!r}")
             seen.add(name)
-            dtype, shape = _form(value)
+            key = value.dtype, value.shape
+            form = forms.get(key)
+            if form is None:
+                form = forms[key] = _form(value)
+            dtype, shape = form
             if value.stored is not None:
                 stored[name] = _match(name, dtype, shape, value.stored, shards)
             elif value.constant is not None:
@@ -128,13 +135,18 @@ def _match(
             f"{_where(name)}: points to {length} bytes at {offset} of {location}, "
             f"where the tensor of this name has {entry.nbytes} bytes at {entry.offset}"
         )
-    code, stored_shape = safetensors_code(dtype), storage_shape(dtype, shape)
+    code, stored_shape = _stored_form(dtype, shape)
     if entry.code != code or entry.shape != stored_shape:
         raise BundleError(
             f"{_where(name)}: {dtype.name} {list(shape)} is stored as {code} {list(stored_shape)}, "
             f"{location} holds {entry.code} {list(entry.shape)}"
         )
     return StoredTensor(name, dtype, shape, location, offset, length)
+
+
+@lru_cache(maxsize=1024)
+def _stored_form(dtype: DataType, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    return safetensors_code(dtype), storage_shape(dtype, shape)
 
 
 def _check_inline(dtype: DataType, shape: tuple[int, ...], tensor: onnx.TensorProto) -> None:

@@ -25,6 +25,7 @@ JsonObject = dict[str, Any]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_SIZE = 1 << 50
+_QUANTIZATION_FIELDS = {"bits", "group_size", "symmetric", "shape", "scales", "zero_points", "method"}
 
 
 @record(frozen=True)
@@ -160,10 +161,9 @@ def _no_constant(text: str) -> None:
 
 def _quantization(name: str, entry: object) -> TensorQuantization:
     where = f"{MANIFEST_FILE}: quantization of {_shown(name)}"
-    fields = {"bits", "group_size", "symmetric", "shape", "scales", "zero_points", "method"}
-    if not isinstance(entry, dict) or set(entry) - {"number", "tensor_scale"} != fields:
+    if not isinstance(entry, dict) or entry.keys() - {"number", "tensor_scale"} != _QUANTIZATION_FIELDS:
         raise BundleError(
-            f"{where}: expected an object with {sorted(fields)}, and perhaps number and tensor_scale, "
+            f"{where}: expected an object with {sorted(_QUANTIZATION_FIELDS)}, and perhaps number and tensor_scale, "
             f"found {_shown(entry)}"
         )
     number, tensor_scale = entry.get("number", "int"), entry.get("tensor_scale")

@@ -9,6 +9,7 @@ from inferencex.formats.bundle.layout import MANIFEST_FILE, MAX_ELEMENTS
 from inferencex.formats.errors import BundleError
 from inferencex.formats.records import record
 
+_ORIGIN_FIELDS = {"parts", "computed_by"}
 _PART_FIELDS = {"parameter", "start", "rows", "transposed", "added"}
 
 
@@ -58,26 +59,33 @@ class WeightOrigin:
 
 def parse_origins(entries: Mapping[str, Any]) -> dict[str, WeightOrigin]:
     """Read `made_of` of `bundle.json`; raises BundleError naming the entry that is wrong."""
-    return {name: _origin(f"{MANIFEST_FILE}: made_of.{name[:80]!r}", entry) for name, entry in entries.items()}
+    origins: dict[str, WeightOrigin] = {}
+    for name, entry in entries.items():
+        try:
+            origins[name] = _origin(entry)
+        except BundleError as error:
+            raise BundleError(f"{MANIFEST_FILE}: made_of.{name[:80]!r}: {error}") from None
+    return origins
 
 
-def _origin(where: str, entry: object) -> WeightOrigin:
-    if not isinstance(entry, dict) or set(entry) != {"parts", "computed_by"}:
-        raise BundleError(f"{where}: expected an object with parts and computed_by, found {str(entry)[:80]!r}")
+def _origin(entry: object) -> WeightOrigin:
+    if not isinstance(entry, dict) or entry.keys() != _ORIGIN_FIELDS:
+        raise BundleError(f"expected an object with parts and computed_by, found {str(entry)[:80]!r}")
     parts, computed_by = entry["parts"], entry["computed_by"]
     if not isinstance(parts, list) or not isinstance(computed_by, list):
-        raise BundleError(f"{where}: parts and computed_by are lists")
+        raise BundleError("parts and computed_by are lists")
     if not all(isinstance(name, str) for name in computed_by):
-        raise BundleError(f"{where}: computed_by lists names of operators, found {str(computed_by)[:80]!r}")
-    return WeightOrigin(tuple(_part(where, part) for part in parts), tuple(computed_by))
+        raise BundleError(f"computed_by lists names of operators, found {str(computed_by)[:80]!r}")
+    return WeightOrigin(tuple([_part(part) for part in parts]), tuple(computed_by))
 
 
-def _part(where: str, entry: object) -> WeightPart:
-    if not isinstance(entry, dict) or set(entry) != _PART_FIELDS:
-        raise BundleError(f"{where}: a part is an object with {sorted(_PART_FIELDS)}, found {str(entry)[:80]!r}")
+def _part(entry: object) -> WeightPart:
+    if not isinstance(entry, dict) or entry.keys() != _PART_FIELDS:
+        raise BundleError(f"a part is an object with {sorted(_PART_FIELDS)}, found {str(entry)[:80]!r}")
     start, rows, added = entry["start"], entry["rows"], entry["added"]
-    numbers = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_ELEMENTS for n in (start, rows))
+    # Of JSON: a truth is an int to isinstance.
+    numbers = type(start) is type(rows) is int and 0 <= start <= MAX_ELEMENTS and 0 <= rows <= MAX_ELEMENTS
     right = isinstance(entry["parameter"], str) and isinstance(entry["transposed"], bool) and isinstance(added, float)
     if not numbers or not right:
-        raise BundleError(f"{where}: the part {str(entry)[:160]} has an entry of the wrong type")
+        raise BundleError(f"the part {str(entry)[:160]} has an entry of the wrong type")
     return WeightPart(entry["parameter"], start, rows, entry["transposed"], added)

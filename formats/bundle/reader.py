@@ -57,6 +57,7 @@ class Bundle:
         self.stored = stored
         self._proto = proto
         self._maps: dict[str, NDArray[np.uint8]] = {}
+        self._tensors: dict[str, NDArray[Any]] = {}
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> Self:
@@ -122,6 +123,12 @@ class Bundle:
 
         Packed types come as uint8 `[nbytes]`, see `packing.unpack_int4`. Raises BundleError for an unknown name.
         """
+        found = self._tensors.get(name)  # whoever checks a tensor asks for it, and whoever compiles it asks again
+        if found is None:
+            found = self._tensors[name] = self._view(name)
+        return found
+
+    def _view(self, name: str) -> NDArray[Any]:
         stored = self.stored.get(name)
         if stored is None:
             raise BundleError(f"{self.path}: no tensor is named {name!r}")
@@ -254,8 +261,10 @@ class Bundle:
 
 def _all_finite(values: NDArray[Any]) -> bool:
     if values.dtype == np.float16 and values.size:
-        # An exponent of all ones is that of infinities and NaN; to look at it is 20 times as fast as converting.
-        return bool((values.view(np.uint16) & np.uint16(0x7FFF)).max() < 0x7C00)
+        # An exponent of all ones is that of infinities and NaN; to look at it is 20 times as fast as converting, and
+        # without a sign, which few scales have, the largest number shows it.
+        bits = values.view(np.uint16)
+        return bool(bits.max() < 0x7C00 or (bits & np.uint16(0x7FFF)).max() < 0x7C00)
     return bool(np.isfinite(values.astype(np.float32, copy=False)).all())
 
 

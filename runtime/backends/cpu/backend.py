@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferencex.formats.bundle import Bundle
 from inferencex.formats.bundle.layout import GRAPH_FILE
@@ -28,7 +29,9 @@ from inferencex.runtime.backends.cpu.memory_limits import check_memory
 from inferencex.runtime.backends.cpu.threads import default_threads, pin_order
 from inferencex.runtime.backends.kv_cache import calibrated_scales
 from inferencex.runtime.backends.position_tables import check_positions
-from inferencex.runtime.parallel.communicator import Communicator
+
+if TYPE_CHECKING:
+    from inferencex.runtime.parallel.communicator import Communicator
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +14,13 @@ from inferencex.formats.bundle import Bundle
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
-from inferencex.runtime.backends.cpu.listing import MachineLimits, OperationProfile, profile_lines
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
 from inferencex.runtime.backends.cpu.lowering.views import ITEM_SIZES, Storage, View
 from inferencex.runtime.backends.cpu.memory_limits import machine_memory
 from inferencex.runtime.backends.cpu.native import _cpu
+
+if TYPE_CHECKING:
+    from inferencex.runtime.backends.cpu.listing import OperationProfile
 
 
 class CpuExecutable:
@@ -103,10 +106,14 @@ class CpuExecutable:
 
     def profile(self) -> list[OperationProfile]:
         """Return what was measured, in the order of the program."""
+        from inferencex.runtime.backends.cpu.listing import OperationProfile  # here, for few programs are measured
+
         return [OperationProfile(*row) for row in self._program.profile()]
 
     def profile_lines(self) -> Iterator[str]:
         """Yield a table of what was measured, beside the machine's limits, which takes a moment to measure."""
+        from inferencex.runtime.backends.cpu.listing import MachineLimits, profile_lines
+
         return profile_lines(self.profile(), MachineLimits.measured(self.threads))
 
 

@@ -8,7 +8,7 @@ import sys
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.base import DEFAULT_KV_CACHE_MEMORY
 from inferencex.runtime.backends.cpu.lowering import LoweredProgram, LoweringOptions
-from inferencex.runtime.backends.cpu.lowering.extents import product
+from inferencex.runtime.backends.cpu.lowering.extents import Extent, product
 from inferencex.runtime.backends.cpu.lowering.views import ITEM_SIZES, View
 
 
@@ -28,9 +28,13 @@ def check_memory(
     No operand may have more elements than would fit, not even one that repeats a few: to read it would take forever.
     """
     available = machine_memory() if available is None else available
+    fitting: set[tuple[tuple[Extent, ...], str]] = set()  # a program has few shapes, many times
     for instruction in lowered.instructions:
         for view in (*instruction.inputs, *instruction.outputs):
-            if view is not None and _bytes_of(view, options) > available:
+            if view is None or (view.dims, view.dtype) in fitting:
+                continue
+            fitting.add((view.dims, view.dtype))
+            if _bytes_of(view, options) > available:
                 raise BackendError(
                     f"{instruction.kind} {instruction.name!r} has an operand of shape "
                     f"[{', '.join(map(str, view.dims))}], which is more than the {available} bytes of this machine "

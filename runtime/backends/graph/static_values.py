@@ -120,20 +120,30 @@ class StaticValues:
         self._tables: dict[tuple[str, int], Array] = {}
         self._weights: dict[str, StoredWeight | None] = {}
         for node in graph:
-            if all(value is None or value.name in self._static for value in node.inputs):
-                self._static.update(value.name for value in node.outputs)
+            for value in node.inputs:
+                if value is not None and value.name not in self._static:
+                    break
+            else:
+                self._static.update([value.name for value in node.outputs])
 
     def __contains__(self, value: Value | None) -> bool:
         return value is not None and value.name in self._static
 
+    def holds_any(self, values: Sequence[Value]) -> bool:
+        """Tell whether one of the values is static."""
+        return not self._static.isdisjoint([value.name for value in values])
+
     def array(self, value: Value) -> Array:
-        """Return the elements of a static value; computed ones are kept. 4-bit integers come as int8 or uint8."""
+        """Return the elements of a static value; those in no file are kept. 4-bit integers come as int8 or uint8."""
         found = self._arrays.get(value.name)
         if found is not None:
             return found
         producer = value.producer()
         if producer is None:
-            return self._elements(value)
+            array = self._elements(value)
+            if value.constant is not None:
+                self._arrays[value.name] = array  # all layers ask for the same few
+            return array
         for output, result in zip(producer.outputs, self._evaluate(producer), strict=False):
             self._arrays[output.name] = result
         return self._arrays[value.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from inferencex.formats.errors import BackendError
 from inferencex.formats.graph import Graph, Node
@@ -24,7 +25,18 @@ def check_nodes(graph: Graph) -> None:
 
     What ONNX does not know is left to those who lower it; graphs inside of nodes are no part of the IR dialect.
     """
+    well_formed: set[Any] = set()  # a graph has few kinds of nodes, many times
     for node in graph:
+        form = (
+            node.domain,
+            node.op_type,
+            tuple([value is None for value in node.inputs]),
+            len(node.outputs),
+            tuple([(attribute.name, attribute.type) for attribute in node.proto.attribute]),
+        )
+        if form in well_formed:
+            continue
+        well_formed.add(form)
         signature = signature_of(node.domain, node.op_type)
         if signature is not None:
             _check_operands(node, signature)

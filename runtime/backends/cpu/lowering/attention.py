@@ -124,10 +124,14 @@ def rotation_inputs(lowering: Lowering, node: Node) -> tuple[View, View, View | 
 
 def _table(lowering: Lowering, value: Value | None, by_position: bool) -> View:
     """Return cosines or sines; of a computed table, with the rows of the positions that the program is made for."""
-    rows = None
-    if by_position and value is not None and value in lowering.static:
+    if not by_position or value is None or value not in lowering.static:
+        return lowering.view(value)
+    found = lowering.tables.get(value.name)  # all layers read the same
+    if found is None:
         rows = lowering.static.rows(value, lowering.options.max_model_len)
-    return lowering.view(value) if rows is None else constant_view(rows, "f32")
+        found = lowering.view(value) if rows is None else constant_view(rows, "f32")
+        lowering.tables[value.name] = found
+    return found
 
 
 def _heads(lowering: Lowering, view: View, heads: int, name: str) -> View:

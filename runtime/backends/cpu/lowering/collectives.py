@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -12,7 +12,9 @@ from inferencex.formats.graph import Node
 from inferencex.runtime.backends.cpu.lowering.context import FallbackFunction, Instruction, Lowering
 from inferencex.runtime.backends.cpu.lowering.extents import Extent
 from inferencex.runtime.backends.cpu.lowering.views import View
-from inferencex.runtime.parallel.communicator import Communicator
+
+if TYPE_CHECKING:
+    from inferencex.runtime.parallel.communicator import Communicator
 
 Arrays = Sequence[NDArray[Any] | None]
 

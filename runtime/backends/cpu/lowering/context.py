@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,10 @@ from inferencex.runtime.backends.cpu.lowering.views import (
     contiguous_strides,
 )
 from inferencex.runtime.backends.graph.layer_shapes import LayerShape
-from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues
-from inferencex.runtime.parallel.communicator import Communicator
+from inferencex.runtime.backends.graph.static_values import NATIVE_TYPES, StaticValues, StoredWeight
+
+if TYPE_CHECKING:
+    from inferencex.runtime.parallel.communicator import Communicator
 
 Array = NDArray[Any]
 AttributeValue = int | float | str | list[int]
@@ -87,6 +90,8 @@ class Lowering:
     absorbed:   nodes that another node's instruction computes along
     quantized:  quantized forms of values, by value name and block layout
     layers:     the state that each layer of attention keeps, in blocks that lie `block_stride` bytes apart
+    weights:    what `quantization.integer_weight` found
+    tables:     those of rotary embeddings, by name
     widened:    weights that no kernel reads as they are stored, and that were made float32
     kept:       values that are wanted as floats, whoever reads them
     """
@@ -105,6 +110,8 @@ class Lowering:
     states: dict[int, Storage] = field(default_factory=dict)
     layers: Mapping[int, LayerShape] = field(default_factory=dict)
     block_stride: int = 0
+    weights: dict[Node, StoredWeight | None] = field(default_factory=dict)
+    tables: dict[str, View] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
     kept: list[Value] = field(default_factory=list)
 
@@ -150,12 +157,8 @@ class Lowering:
 
     def allocate(self, dtype: str, dims: Sequence[Extent]) -> View:
         """Return a new value in the arena. Raises BackendError for sizes that no machine has."""
-        size = product(dims)
-        if size.coefficient > MOST_ELEMENTS or any(extent.coefficient < 0 for extent in dims):
-            raise BackendError(f"a value of shape [{', '.join(map(str, dims))}] is not one that a step can compute")
-        storage = Storage(size * Extent(ITEM_SIZES[dtype]))
         shape = tuple(dims)
-        return View(storage, dtype, shape, contiguous_strides(shape))
+        return View(Storage(_nbytes(dtype, shape)), dtype, shape, contiguous_strides(shape))
 
     def emit(
         self,
@@ -178,6 +181,15 @@ class Lowering:
         """Tell whether anything but the consumers that `absorbing` accepts reads a value."""
         is_kept = any(value is kept for kept in (*self.graph.outputs, *self.kept))
         return is_kept or not all(absorbing(node) for node in value.consumers())
+
+
+@lru_cache(maxsize=1024)  # a graph has few shapes, many times
+def _nbytes(dtype: str, dims: tuple[Extent, ...]) -> Extent:
+    """Return the bytes of a value of the arena. Raises BackendError for sizes that no machine has."""
+    size = product(dims)
+    if size.coefficient > MOST_ELEMENTS or any(extent.coefficient < 0 for extent in dims):
+        raise BackendError(f"a value of shape [{', '.join(map(str, dims))}] is not one that a step can compute")
+    return size * Extent(ITEM_SIZES[dtype])
 
 
 def input_of(node: Node, place: int) -> Value | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 
 from inferencex.formats.dtypes import DataType
 from inferencex.formats.graph import Node, Value
@@ -174,7 +175,8 @@ _FUNCTIONS: dict[str, Callable[[Lowering, Node], Integers | None]] = {
 }
 
 
-def target_dims(known: Integers | None, source: Sequence[Extent], *, allow_zero: bool) -> tuple[Extent, ...] | None:
+@lru_cache(maxsize=1024)  # a graph has few shapes, many times
+def target_dims(known: Integers | None, source: tuple[Extent, ...], *, allow_zero: bool) -> tuple[Extent, ...] | None:
     """Return the dimensions that Reshape's shape input asks for: 0 copies one of the source's, -1 is what is left."""
     if known is None:
         return None

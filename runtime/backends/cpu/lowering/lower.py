@@ -125,7 +125,7 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
     _absorb_explicit_quantization(lowering)
     hidden = None
     for node in graph:
-        if not any(value in lowering.static for value in node.outputs):
+        if not lowering.static.holds_any(node.outputs):
             with naming(node):
                 if head is not None and node is head.node:
                     hidden = _hidden_states(lowering, head.hidden)
@@ -152,12 +152,13 @@ def _place_inputs(lowering: Lowering) -> dict[str, View]:
 def _absorb_explicit_quantization(lowering: Lowering) -> None:
     """Mark the nodes that quantize activations; integer linears, or what dequantizes, compute them along."""
     for node in lowering.graph:
-        with naming(node):
-            quantization.absorb_quantization(lowering, node)
+        if node.op_type == "DequantizeLinear":
+            with naming(node):
+                quantization.absorb_quantization(lowering, node)
 
 
 def _lower_node(lowering: Lowering, node: Node) -> None:
-    if any(value.name in lowering.absorbed for value in node.outputs):
+    if not lowering.absorbed.isdisjoint([value.name for value in node.outputs]):
         return
     if evaluate_integers(lowering, node):
         return

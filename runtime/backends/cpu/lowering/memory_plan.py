@@ -46,9 +46,11 @@ def plan_memory(
     for storage, place in (kept_until or {}).items():
         first, last = lives[storage]
         lives[storage] = (first, max(last, place))
-    sizes = {
-        storage: -(-max(storage.nbytes.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT for storage in lives
+    by_extent = {
+        extent: -(-max(extent.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT
+        for extent in {storage.nbytes for storage in lives}
     }
+    sizes = {storage: by_extent[storage.nbytes] for storage in lives}
     offsets: dict[Storage, int] = {}
     taken: list[set[tuple[int, int]]] = [set() for _ in range(len(instructions) + 1)]  # offset and end, by instruction
     for storage in sorted(lives, key=lambda s: (-sizes[s], lives[s])):
@@ -58,10 +60,12 @@ def plan_memory(
         for offset, end in sorted(set().union(*taken[first : last + 1])):
             if place + size <= offset:
                 break
-            place = max(place, end)
+            if place < end:
+                place = end
         offsets[storage] = place
+        span = (place, place + size)
         for others in taken[first : last + 1]:
-            others.add((place, place + size))
+            others.add(span)
     arena = max((offsets[storage] + sizes[storage] for storage in offsets), default=0)
     return MemoryPlan(offsets, arena, sum(sizes.values()))
 
@@ -76,5 +80,6 @@ def _lives(instructions: Sequence[Instruction], held: Sequence[View]) -> dict[St
             if operand is None or not operand.storage.is_arena:
                 continue
             first, last = lives.get(operand.storage, (place, place))
-            lives[operand.storage] = (min(first, place), max(last, place))
+            if last <= place:
+                lives[operand.storage] = (first, place)
     return lives

@@ -31,6 +31,12 @@ def activation_group(weight: StoredWeight) -> int:
 
 def integer_weight(lowering: Lowering, node: Node) -> StoredWeight | None:
     """Return the weight of a linear that runs on integers, else None."""
+    if node not in lowering.weights:  # whoever makes what a linear reads asks too
+        lowering.weights[node] = _integer_weight(lowering, node)
+    return lowering.weights[node]
+
+
+def _integer_weight(lowering: Lowering, node: Node) -> StoredWeight | None:
     if not lowering.options.integer_activations or node.domain != "" or node.op_type != "Gemm":
         return None
     if not node.attributes.get_int("transB", 0) or node.inputs[1] is None or node.inputs[1] not in lowering.static:

@@ -109,8 +109,13 @@ def contiguous_strides(dims: tuple[Extent, ...]) -> tuple[Extent, ...]:
 def constant_view(array: NDArray[Any], dtype: str) -> View:
     """Return a view of a whole array that never changes."""
     data = np.ascontiguousarray(array)
-    dims = tuple([Extent(size) for size in data.shape])
+    dims = _constant_dims(data.shape)
     return View(Storage(Extent(data.nbytes), data), dtype, dims, contiguous_strides(dims))
+
+
+@lru_cache(maxsize=1024)
+def _constant_dims(shape: tuple[int, ...]) -> tuple[Extent, ...]:
+    return tuple([Extent(size) for size in shape])
 
 
 def weight_views(weight: StoredWeight) -> tuple[View, View | None, View | None]:
