@@ -7,6 +7,7 @@ parsed up to the first text, and then only of its last events; those between are
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
@@ -19,7 +20,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 _SHOWN = 300  # characters of an error's message that are kept
 
 
-class Answer:
+class Answer(ABC):
     """Reads one answer into a record; the two kinds of answers say how.
 
     `max_tokens` is how many tokens were asked for: those of an answer that ended because there were so many, where
@@ -48,8 +49,9 @@ class Answer:
         content = b"".join(self._whole)
         self.record.fail(f"http {self._status}", error_message(content) or "no message")
 
+    @abstractmethod
     def _complete(self) -> None:
-        raise NotImplementedError
+        """Fill in the record of an answer that is well."""
 
     def _count(self, events: int | None) -> None:
         """Say how many tokens there were, where the server did not."""
