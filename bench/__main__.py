@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench.columns import COLUMNS, QUICK
+from bench.columns import COLUMNS, QUICK, Column
 from bench.engines import NAMES, OURS
 from bench.engines.ours import BACKEND
 from bench.limits import measure_limits
@@ -46,6 +46,9 @@ def bench(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     seconds: Annotated[float, typer.Option(help="No more samples of a figure after this long.")] = 60.0,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that each engine is measured in, in turns; the best figures count.")
+    ] = 1,
     wait: Annotated[float, typer.Option(help="Longest wait, in seconds, for an idle machine, for each figure.")] = 0.0,
     quick: Annotated[bool, typer.Option("--quick", help="Short prompts, SmolLM2 only, two samples.")] = False,
     keep: Annotated[
@@ -93,21 +96,16 @@ def bench(
     for model_name in chosen_models:
         with console.status(f"{model_name}: checkpoint"):
             checkpoint = ensure_checkpoint(MODELS[model_name], folder)
-        for engine, about in installed.items():
-            result = EngineResult(about.version, about.precision, about.settings)
-            run.models.setdefault(model_name, {})[engine] = result
-            place = folder / model_name / engine
-            version = f"{about.version}, {time.time()}" if rebuild else about.version
-            began = time.monotonic()
-            try:
-                with console.status(f"{model_name}: {engine}: preparing"):
-                    workers.prepare(engine, version, checkpoint, place)
-                with console.status(f"{model_name}: {engine}: measuring"):
-                    workers.measure(engine, place, checkpoint, [COLUMNS[name] for name in chosen_columns], result)
-            except WorkerError as error:
-                result.failure = str(error)
-            console.print(f"{model_name}: {engine}: {result.failure or 'done'}, {time.monotonic() - began:.0f} s")
-    run.limits = run.limits.at_least(measure_limits(workers.threads, folder))
+        wanted = [COLUMNS[name] for name in chosen_columns]
+        for process in range(processes):
+            for engine, about in installed.items():
+                began = time.monotonic()
+                with console.status(f"{model_name}: {engine}"):
+                    place = folder / model_name / engine
+                    result = _measure(workers, engine, about, checkpoint, place, wanted, rebuild and process == 0)
+                console.print(f"{model_name}: {engine}: {result.failure or 'done'}, {time.monotonic() - began:.0f} s")
+                run.models.setdefault(model_name, {}).setdefault(engine, result).take_better(result)
+        run.limits = run.limits.at_least(measure_limits(workers.threads, folder))
     last = folder / "last_run.json"
     asked = {*chosen_engines, *chosen_columns, *chosen_models}
     whole = asked == {*NAMES, *COLUMNS, *MODELS}
@@ -124,6 +122,25 @@ def bench(
         console.print(f"Wrote {page}")
     if any(result.failure for results in run.models.values() for result in results.values()):
         raise typer.Exit(1)
+
+
+def _measure(
+    workers: Workers,
+    engine: str,
+    about: EngineResult,
+    checkpoint: Path,
+    folder: Path,
+    columns: list[Column],
+    rebuild: bool,
+) -> EngineResult:
+    """Measure an engine in processes of its own, making its model first where that is missing or asked for."""
+    result = EngineResult(about.version, about.precision, about.settings)
+    try:
+        workers.prepare(engine, about.version, checkpoint, folder, anew=rebuild)
+        workers.measure(engine, folder, checkpoint, columns, result)
+    except WorkerError as error:
+        result.failure = str(error)
+    return result
 
 
 def _probe(workers: Workers, names: tuple[str, ...], run: Run, console: Console) -> dict[str, EngineResult]:

@@ -38,6 +38,10 @@ class Column:
         """Whether the figure is a rate rather than a cost."""
         return self.kind in ("prefill", "decode")
 
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether one figure of this column is better than another."""
+        return value > than if self.higher_is_better else value < than
+
     @property
     def needs_session(self) -> bool:
         """Whether it is measured on a loaded model."""

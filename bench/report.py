@@ -20,7 +20,8 @@ INTRODUCTION = f"""\
 Our CPU runtime beside its peers: one run, one machine, the same weights, token ids and threads. `make bench` measures
 anew and rewrites this page.
 
-Every engine runs alone in a fresh process. After a warm-up each figure is the median of several samples. Prompts are
+Every engine runs alone in a fresh process. After a warm-up each figure is the median of several samples; with
+`--processes` engines take turns in several processes each, and the best median counts. Prompts are
 English text (for random weights: random ids), each sequence its own; nothing is reused between prompts. "decode xN" is
 N sequences decoding together, all their tokens counted, from the step in which the last of them got its first token on;
 prompts have the length stated, and {COLUMNS["decode-1"].tokens} tokens are generated. "ratio" is ours to the best

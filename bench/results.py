@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.columns import Column
+from bench.columns import COLUMNS, Column
 from bench.engines import OURS
 from bench.limits import Limits
 from bench.sampling import Figure
@@ -22,6 +22,14 @@ class EngineResult:
     settings: str
     figures: dict[str, Figure] = field(default_factory=dict)
     failure: str | None = None
+
+    def take_better(self, again: EngineResult) -> None:
+        """Take each figure of another process in which the engine was measured that is better than what is here."""
+        self.failure = self.failure or again.failure
+        for name, figure in again.figures.items():
+            here = self.figures.get(name)
+            if here is None or COLUMNS[name].is_better(figure.value, here.value):
+                self.figures[name] = figure
 
 
 @dataclass

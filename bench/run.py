@@ -71,10 +71,10 @@ class Workers:
         """Ask an engine for its version; WorkerError when it is not installed."""
         return EngineResult(**self.call("version", engine)[0])
 
-    def prepare(self, engine: str, version: str, checkpoint: Path, folder: Path) -> None:
-        """Make the engine's model, unless this version of the engine already made it."""
+    def prepare(self, engine: str, version: str, checkpoint: Path, folder: Path, anew: bool = False) -> None:
+        """Make the engine's model, unless this version of the engine already made it, or always if `anew`."""
         stamp = folder.with_name(f"{folder.name}.version")
-        if folder.exists() and stamp.exists() and stamp.read_text() == version:
+        if not anew and folder.exists() and stamp.exists() and stamp.read_text() == version:
             return
         partial = folder.with_name(f"{folder.name}.partial")
         for leftover in (partial, folder):

@@ -44,6 +44,22 @@ def test_there_is_no_ratio_without_peers_or_without_us() -> None:
     assert ratio(COLUMNS["decode-1"], {"openvino": result(decode_1=300)}) is None
 
 
+def test_of_several_processes_the_best_figure_of_each_column_counts() -> None:
+    first = result(decode_1=300, memory=70, disk=9)
+    first.take_better(result(decode_1=200, memory=60, prefill_512=4))
+    assert {name: figure.value for name, figure in first.figures.items()} == {
+        "decode-1": 300,
+        "memory": 60,
+        "disk": 9,
+        "prefill-512": 4,
+    }
+    assert first.failure is None
+    failed = result()
+    failed.failure = "out of memory"
+    first.take_better(failed)
+    assert first.failure == "out of memory"
+
+
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     written = run(inferencex=result(decode_1=300), openvino=result(memory=5))
     written.save(tmp_path / "run.json")
