@@ -168,11 +168,12 @@ def test_long_rows_are_the_same_in_every_batch(features: int, group: int, zero_p
         np.testing.assert_array_equal(linear(x.take(rows), weight, isa=isa), together[rows])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_many_rows(threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [512, 331])
+def test_many_rows(rows: int, threads: int) -> None:
     rng = np.random.default_rng(3)
     weight = stored_weight(rng, (192, 576), Spec("int4", group=64, zero_points=True, signed=False))
-    x = quantized_rows(rng, 512, 576, 64)
+    x = quantized_rows(rng, rows, 576, 64)
     assert_rounded(linear(x, weight, threads=threads), x, weight)
 
 

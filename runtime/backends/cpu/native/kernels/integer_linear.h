@@ -64,6 +64,8 @@ struct IntegerLinearKernels {
                      std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end, float *y,
                      std::int64_t y_stride, std::byte *scratch, bool same_rows);
     std::size_t (*scratch_bytes)(const PackedIntegerWeight &weight, std::int64_t rows);
+    // How many of many rows are multiplied together. Calls with more of them work them out anew each time.
+    std::int64_t (*rows_at_once)(const PackedIntegerWeight &weight);
 };
 
 }  // namespace inferencex::cpu

@@ -97,13 +97,14 @@ class IntegerLinear final : public Operation {
         }
         // Fewer rows a task where there are too few tasks.
         const std::int64_t tasks = kTasksAThread * worker.count;
-        std::int64_t most_rows = kPanelRows;
+        std::int64_t most_rows = std::min(kPanelRows, kernels_.integer_linear.rows_at_once(weight_));
         while (most_rows > kFewestPanelRows && (rows + most_rows - 1) / most_rows * units_ < tasks) most_rows /= 2;
         const std::int64_t fewest = (rows + most_rows - 1) / most_rows;
         const std::int64_t panel_rows = round_up((rows + fewest - 1) / fewest, kRowStep);
         const std::int64_t panels = (rows + panel_rows - 1) / panel_rows;
         const std::int64_t most = units_at_once(panel_rows);
-        const std::int64_t parts = std::clamp((tasks + panels - 1) / panels, (units_ + most - 1) / most, units_);
+        std::int64_t parts = std::clamp((tasks + panels - 1) / panels, (units_ + most - 1) / most, units_);
+        while (panels * parts % worker.count != 0 && parts < units_) ++parts;  // nobody waits for a last task
         std::int64_t row_before = -1;
         for (std::int64_t task; (task = worker.claim()) < panels * parts;) {
             const std::int64_t row = task / parts * panel_rows, part = task % parts;
