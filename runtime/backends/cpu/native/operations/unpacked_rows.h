@@ -42,7 +42,8 @@ inline void put_nibble(std::vector<std::uint8_t> &to, std::int64_t i, int value)
 
 // Integers 8k to 8k + 7 of a stream, one to a byte, from the 8 bytes that begin with theirs: halves of what is left
 // move apart three times, until each integer has a byte.
-inline std::uint64_t spread_eight(std::uint64_t word, std::int64_t bits, bool is_signed) {
+template <int bits, bool is_signed>
+std::uint64_t spread_eight(std::uint64_t word) {
     const auto ones = [](std::int64_t width) { return (std::uint64_t{1} << width) - 1; };
     const std::uint64_t bytes = 0x0101010101010101U;
     std::uint64_t low = ones(4 * bits);
@@ -51,9 +52,21 @@ inline std::uint64_t spread_eight(std::uint64_t word, std::int64_t bits, bool is
     word = (word & low) | (word & low << 2 * bits) << (16 - 2 * bits);
     low = ones(bits) * 0x0001000100010001U;
     word = (word & low) | (word & low << bits) << (8 - bits);
-    if (!is_signed) return word;
+    if constexpr (!is_signed) return word;
     const std::uint64_t sign = bytes << (bits - 1), top = bytes << 7;
     return (((word ^ sign) | top) - sign) ^ top;
+}
+
+// Integers 8k to 8k + 8 `count` of a stream, one to a byte, from the bytes that begin with theirs; a word is read for
+// the last eight, too.
+template <int bits, bool is_signed>
+void spread_row(const std::uint8_t *from, std::int64_t count, std::uint8_t *to) {
+    for (std::int64_t i = 0; i < count; ++i, from += bits, to += 8) {
+        std::uint64_t word;
+        std::memcpy(&word, from, sizeof word);
+        word = spread_eight<bits, is_signed>(word);
+        std::memcpy(to, &word, sizeof word);
+    }
 }
 
 // Rows `rows[0..count)` of [all rows, columns] integers of a stream, as rows 0..count of 4-bit ones if they have less
@@ -64,16 +77,17 @@ inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std
     const bool nibbles = bits < 4;
     to.assign(nibbles ? (count * columns + 1) / 2 : count * columns, 0);
     const std::int64_t bytes = stream_bytes(elements, bits);
+    const auto spread = bits == 5 ? (is_signed ? spread_row<5, true> : spread_row<5, false>)
+                                  : (is_signed ? spread_row<6, true> : spread_row<6, false>);
     for (std::int64_t r = 0; r < count; ++r) {
         const std::int64_t first = rows[r] * columns;
         std::int64_t c = 0;
-        if (!nibbles && first % 8 == 0)  // bytes of eight integers at a time, while a whole word can be read
-            for (std::int64_t at = first / 8 * bits; c + 8 <= columns && at + 8 <= bytes; c += 8, at += bits) {
-                std::uint64_t word;
-                std::memcpy(&word, stream + at, sizeof word);
-                word = spread_eight(word, bits, is_signed);
-                std::memcpy(to.data() + r * columns + c, &word, sizeof word);
-            }
+        if (!nibbles && first % 8 == 0) {  // eight integers at a time, while a whole word can be read
+            const std::int64_t at = first / 8 * bits, left = bytes - at;
+            const std::int64_t eights = left < 8 ? 0 : std::min(columns / 8, (left - 8) / bits + 1);
+            spread(stream + at, eights, to.data() + r * columns);
+            c = 8 * eights;
+        }
         for (; c < columns; ++c) {
             const int value = stream_at(stream, first + c, bits, is_signed, bytes);
             if (nibbles) put_nibble(to, r * columns + c, value);
