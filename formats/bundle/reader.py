@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,6 +23,7 @@ from inferencex.formats.bundle.initializers import (
 )
 from inferencex.formats.bundle.layout import GRAPH_FILE, MANIFEST_FILE, MAX_GRAPH_SIZE, MAX_MANIFEST_SIZE, is_shard_name
 from inferencex.formats.bundle.manifest import FileRecord, Manifest, parse_manifest
+from inferencex.formats.bundle.mapped_file import MappedFile
 from inferencex.formats.bundle.shards import StoredTensor
 from inferencex.formats.dtypes import DataType, storage_dtype, storage_shape
 from inferencex.formats.errors import BundleError, QuantizationError
@@ -56,7 +56,7 @@ class Bundle:
         self.graph = graph
         self.stored = stored
         self._proto = proto
-        self._maps: dict[str, NDArray[np.uint8]] = {}
+        self._files: dict[str, MappedFile] = {}
         self._tensors: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -138,22 +138,23 @@ class Bundle:
         data = self._mapped(stored.location)[stored.offset : stored.offset + stored.nbytes]
         return data.view(storage_dtype(stored.dtype)).reshape(shape)
 
-    def mapped_files(self) -> list[NDArray[Any]]:
-        """Return the weight files, memory-mapped and read-only, as uint8 `[nbytes]` each."""
-        return [self._mapped(location) for location in sorted({stored.location for stored in self.stored.values()})]
+    def mapped_files(self) -> list[MappedFile]:
+        """Return the weight files."""
+        return [self._file(location) for location in sorted({stored.location for stored in self.stored.values()})]
 
     def _mapped(self, location: str) -> NDArray[Any]:
-        if location not in self._maps:
-            # As a plain array: numpy.memmap makes an object of its own of every slice.
-            self._maps[location] = np.asarray(np.memmap(self.path / location, dtype=np.uint8, mode="r"))
-        return self._maps[location]
+        return self._file(location).data
+
+    def _file(self, location: str) -> MappedFile:
+        file = self._files.get(location)
+        if file is None:
+            file = self._files[location] = MappedFile.map(self.path / location)
+        return file
 
     def release(self) -> None:
         """Let the system take back the memory of weights that were read; reading them again brings them back."""
-        for mapped in self._maps.values():
-            pages = getattr(mapped.base, "_mmap", None)
-            if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                pages.madvise(mmap.MADV_DONTNEED)
+        for file in self._files.values():
+            file.release()
 
     def quantized(self, name: str) -> QuantizedTensor:
         """Return a quantized weight with its scales and zero points, memory-mapped.

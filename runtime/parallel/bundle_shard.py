@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from inferencex.formats.bundle import Bundle
+from inferencex.formats.bundle.mapped_file import MappedFile
 from inferencex.formats.bundle.shards import StoredTensor
 from inferencex.formats.errors import BackendError, BundleError
 from inferencex.runtime.parallel.shard import Shard
@@ -45,7 +46,7 @@ class BundleShard(Bundle):
             raise BundleError(f"{self.path}: rank {self.shard.rank} has no tensor named {name!r}")
         return cut_tensor(self._bundle.tensor(cut.source), cut)
 
-    def mapped_files(self) -> list[NDArray[Any]]:
+    def mapped_files(self) -> list[MappedFile]:
         """Return the weight files of the whole bundle; see `Bundle`."""
         return self._bundle.mapped_files()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inferencex.formats.bundle import Bundle
+from inferencex.formats.bundle.mapped_file import MappedFile
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.aside import Aside
 from inferencex.runtime.backends.base import Float32Array, ModelFacts, StepBatch
@@ -128,8 +129,20 @@ def begin_program(threads: int, cpus: list[int], bundle: Bundle | None = None) -
         if bundle is not None:
             # A part of the machine's memory at the most: what is asked for may still turn out to be too much for it.
             expected = min(sum(stored.nbytes for stored in bundle.stored.values()), machine_memory() // 8)
-            program.expect(expected, bundle.mapped_files())
+            _expect(program, expected, bundle.mapped_files())
     return program
+
+
+def _expect(program: _cpu.Program, nbytes: int, files: Sequence[MappedFile]) -> None:
+    """Tell a program of the files with its weights; it keeps them open to read rows of large tables from them."""
+    descriptors = [file.open() for file in files]
+    try:
+        opened = [-1 if descriptor is None else descriptor for descriptor in descriptors]
+        program.expect(nbytes, [file.data for file in files], opened)
+    finally:
+        for descriptor in descriptors:
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 def _build(

@@ -132,8 +132,10 @@ def lower_graph(graph: Graph, tensor: Callable[[str], NDArray[Any]], options: Lo
                 _lower_node(lowering, node)
     logits = _logits(lowering)
     instructions = tuple(lowering.instructions)
-    kept_until = {} if hidden is None else {hidden.view.storage: hidden.instructions}
-    memory = plan_memory(instructions, [*inputs.values(), logits], options.max_tokens, options.max_tokens, kept_until)
+    kept_until = {logits.storage: len(instructions)}
+    if hidden is not None:
+        kept_until.setdefault(hidden.view.storage, hidden.instructions)
+    memory = plan_memory(instructions, [*inputs.values()], options.max_tokens, options.max_tokens, kept_until)
     return LoweredProgram(
         instructions, inputs, logits, hidden, state, tuple(lowering.fallbacks), tuple(lowering.widened), memory
     )

@@ -38,13 +38,14 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan the arena for steps of at most `max_tokens` and `max_rows`.
 
-    Values of `held` (the graph's inputs and outputs) keep their place for the whole step, those of `kept_until` until
-    the instruction of that number, at least. The largest values are placed first, each at the lowest place where none
-    that lives at the same time lies (Pisarchyk and Lee 2020, arXiv:2001.03288, "greedy by size").
+    Values of `held` (the graph's inputs) keep their place for the whole step, those of `kept_until` (what the step
+    returns) from where they are made until the instruction of that number, at least. The largest values are placed
+    first, each at the lowest place where none that lives at the same time lies (Pisarchyk and Lee 2020,
+    arXiv:2001.03288, "greedy by size").
     """
     lives = _lives(instructions, held)
     for storage, place in (kept_until or {}).items():
-        first, last = lives[storage]
+        first, last = lives.get(storage, (0, place))
         lives[storage] = (first, max(last, place))
     by_extent = {
         extent: -(-max(extent.at(max_tokens, max_rows), 1) // _ALIGNMENT) * _ALIGNMENT

@@ -32,11 +32,20 @@ class Program:
     scratch_bytes: int
 
     def __init__(self, threads: int, cpus: Sequence[int] = (), isa: str | None = None) -> None: ...
-    def expect(self, bytes: int, sources: Sequence[NDArray[Any]]) -> None:
+    def expect(
+        self,
+        bytes: int,
+        sources: Sequence[NDArray[Any]],
+        descriptors: Sequence[int] = (),
+        most_mapped: int = 512 << 20,
+    ) -> None:
         """Have the pages of `sources`, mapped files with the weights, and of `bytes` to repack them to, made ready.
 
-        A thread does so until the first operation is added. When the weights are repacked, the pages of the sources are
-        given back.
+        A thread does so until the first operation is added. When the weights are repacked, a thread gives back the
+        pages of the sources, and what is free of the heap. What the sources have beyond `most_mapped` bytes is given
+        back as soon as it is repacked. `descriptors` of the same files, or -1, are duplicated: rows of large tables are
+        read from them. Raises BlueprintError for arrays that can be written to, and for more or fewer descriptors than
+        files.
         """
 
     def constant(

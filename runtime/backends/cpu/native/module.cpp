@@ -115,16 +115,20 @@ class PyProgram {
 
     Program &program() { return program_; }
 
-    void expect(std::size_t bytes, const std::vector<nb::object> &sources) {
-        std::vector<Memory::Room> rooms;
-        for (const nb::object &source : sources) {
-            constants_.push_back(std::make_shared<Constant>(source));
+    void expect(std::size_t bytes, const std::vector<nb::object> &sources, const std::vector<int> &descriptors,
+                std::int64_t most_mapped) {
+        if (!descriptors.empty() && descriptors.size() != sources.size())
+            throw BlueprintError(std::to_string(descriptors.size()) + " descriptors were given for " +
+                                 std::to_string(sources.size()) + " files");
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+            constants_.push_back(std::make_shared<Constant>(sources[i]));
             const Py_buffer &view = constants_.back()->view;
             // Memory that somebody writes to may have no file behind it, and would be lost.
             if (!view.readonly) throw BlueprintError("an array that weights come from can be written to");
-            rooms.push_back({static_cast<std::byte *>(view.buf), static_cast<std::size_t>(view.len)});
+            program_.files().add({static_cast<std::byte *>(view.buf), static_cast<std::size_t>(view.len)},
+                                 descriptors.empty() ? -1 : descriptors[i]);
         }
-        program_.expect(bytes, std::move(rooms));
+        program_.expect(bytes, most_mapped);
     }
 
     Operand constant(const std::string &dtype, const Dims &dims, const Dims &strides, std::size_t offset,
@@ -137,6 +141,7 @@ class PyProgram {
             throw BlueprintError("a constant of " + std::to_string(bytes) + " bytes lies in an array of " +
                                  std::to_string(available));
         operand.constant = static_cast<std::byte *>(held->view.buf);
+        operand.constant_bytes = bytes;
         constants_.push_back(std::move(held));
         return operand;
     }
@@ -388,7 +393,8 @@ NB_MODULE(_cpu, m) {
     nb::class_<PyProgram>(m, "Program")
         .def(nb::init<int, const std::vector<int> &, const std::optional<std::string> &>(), "threads"_a,
              "cpus"_a = std::vector<int>{}, "isa"_a = nb::none())
-        .def("expect", &PyProgram::expect, "bytes"_a, "sources"_a)
+        .def("expect", &PyProgram::expect, "bytes"_a, "sources"_a, "descriptors"_a = std::vector<int>{},
+             "most_mapped"_a = std::int64_t{512} << 20)
         .def("constant", &PyProgram::constant, "dtype"_a, "dims"_a, "strides"_a, "offset"_a, "array"_a)
         .def("allocate", &PyProgram::allocate, "bytes"_a)
         .def_static("region_operand", &PyProgram::region_operand, "region"_a, "offset"_a = 0, "bytes"_a = nb::none())

@@ -15,6 +15,7 @@
 namespace inferencex::cpu {
 
 struct Kernels;
+class MappedFiles;
 class Memory;
 
 // The step's batch, as base.py's StepBatch lays it out; pointers are valid during the step.
@@ -80,8 +81,9 @@ struct Blueprint {
     std::vector<Operand> inputs;
     std::vector<Operand> outputs;
     std::map<std::string, Attribute> attributes;
-    const Kernels *kernels = nullptr;  // of the instruction set chosen at start
-    Memory *memory = nullptr;          // where packed weights go
+    const Kernels *kernels = nullptr;    // of the instruction set chosen at start
+    Memory *memory = nullptr;            // where packed weights go
+    const MappedFiles *files = nullptr;  // that constants may be mapped from
 
     std::int64_t integer(const std::string &key) const { return std::get<std::int64_t>(attributes.at(key)); }
     double real(const std::string &key) const {

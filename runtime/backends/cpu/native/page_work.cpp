@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -51,13 +54,25 @@ Pages whole_pages(const Pages &pages) {
     return {pages.begin + (first - begin), end > first ? end - first : 0, pages.wish};
 }
 
+// Return free pages of the heap to the system, those between others too. C libraries other than glibc keep few.
+void trim_heap() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
-void PageWork::start(std::vector<Pages> pages) {
+void give_back(std::byte *begin, std::size_t bytes) {
+    const Pages pages = whole_pages({begin, bytes, Pages::Wish::given_back});
+    if (pages.bytes != 0) fulfil(pages, pages.bytes);
+}
+
+void PageWork::start(std::vector<Pages> pages, AtEnd at_end) {
     stop();
     stops_.store(false);
     try {
-        thread_ = std::thread([this, pages = std::move(pages)] { run(pages); });
+        thread_ = std::thread([this, pages = std::move(pages), at_end] { run(pages, at_end); });
     } catch (const std::system_error &) {  // no thread is left: the pages come, or stay, as they would without this
     }
 }
@@ -67,7 +82,7 @@ void PageWork::stop() {
     if (thread_.joinable()) thread_.join();
 }
 
-void PageWork::run(std::vector<Pages> pages) {
+void PageWork::run(std::vector<Pages> pages, AtEnd at_end) {
     for (Pages &all : pages) all = whole_pages(all);
     for (bool busy = true; busy;) {
         busy = false;
@@ -81,6 +96,7 @@ void PageWork::run(std::vector<Pages> pages) {
             busy = true;
         }
     }
+    if (at_end == AtEnd::trim_heap && !stops_.load(std::memory_order_relaxed)) trim_heap();
 }
 
 }  // namespace inferencex::cpu

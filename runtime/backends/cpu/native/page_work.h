@@ -20,6 +20,9 @@ struct Pages {
     Wish wish;
 };
 
+// Give back whole pages at once, on this thread.
+void give_back(std::byte *begin, std::size_t bytes);
+
 class PageWork {
   public:
     PageWork() = default;
@@ -27,14 +30,16 @@ class PageWork {
     PageWork(const PageWork &) = delete;
     PageWork &operator=(const PageWork &) = delete;
 
+    enum class AtEnd { nothing, trim_heap };  // give back what the C library holds and nobody uses
+
     // Begin with these, a piece of each in turn; what the kernel cannot do, or no thread is left for, stays undone,
-    // which costs time only. What was begun before is stopped.
-    void start(std::vector<Pages> pages);
+    // which costs time or memory only. What was begun before is stopped.
+    void start(std::vector<Pages> pages, AtEnd at_end = AtEnd::nothing);
     // End at the next piece of half a megabyte, and leave the rest undone.
     void stop();
 
   private:
-    void run(std::vector<Pages> pages);
+    void run(std::vector<Pages> pages, AtEnd at_end);
 
     std::atomic<bool> stops_{false};
     std::thread thread_;

@@ -11,6 +11,7 @@ using Clock = std::chrono::steady_clock;
 
 // More is not made ready before it is needed: the thread would hardly come to it.
 constexpr std::size_t kMostExpected = std::size_t{256} << 20;
+constexpr std::size_t kMostRoom = std::size_t{16} << 30;  // of addresses; it is made for what is expected in words only
 
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
@@ -51,13 +52,14 @@ const Registry &registry() {
 Program::Program(const Kernels &kernels, int threads, const std::vector<int> &cpus)
     : kernels_(kernels), pool_(threads, cpus) {}
 
-void Program::expect(std::size_t bytes, std::vector<Memory::Room> sources) {
+void Program::expect(std::size_t bytes, std::int64_t most_mapped) {
     if (!steps_.empty()) throw BlueprintError("memory is made ready before operations are added");
-    sources_ = std::move(sources);
+    most_mapped_ = most_mapped;
+    // In one room for all, no weight leaves the end of a slab unused for being too large for it.
+    const Memory::Room room = memory_.make_room(std::min(bytes, kMostRoom));
     std::size_t left = std::min(bytes, kMostExpected);
-    const Memory::Room room = memory_.make_room(left);
     std::vector<Pages> pages{{room.begin, left, Pages::Wish::writable}};
-    for (const Memory::Room &source : sources_) {
+    for (const Memory::Room &source : files_.memory()) {
         const std::size_t part = std::min(source.bytes, left);
         pages.push_back({source.begin, part, Pages::Wish::readable});
         left -= part;
@@ -71,6 +73,7 @@ void Program::add(Blueprint blueprint) {
     page_work_.stop();  // operations may write to the memory they take
     blueprint.kernels = &kernels_;
     blueprint.memory = &memory_;
+    blueprint.files = &files_;
     std::unique_ptr<Operation> operation;
     try {
         operation = found->second(blueprint);
@@ -79,7 +82,12 @@ void Program::add(Blueprint blueprint) {
     } catch (const std::bad_variant_access &) {
         throw BlueprintError(blueprint.kind + " " + blueprint.name + ": an attribute has the wrong type");
     }
+    const bool repacks = operation->prepare_tasks() > 0;
     add(blueprint.kind, blueprint.name, std::move(operation));
+    if (!repacks) return;
+    for (const Operand &input : blueprint.inputs)
+        if (input.constant_bytes != 0 && files_.hold(input.constant + input.offset, input.constant_bytes))
+            steps_.back().sources.push_back({input.constant + input.offset, input.constant_bytes});
 }
 
 void Program::add(std::string kind, std::string name, std::unique_ptr<Operation> operation) {
@@ -95,39 +103,56 @@ void Program::prepare(std::size_t arena_bytes, std::int64_t max_tokens, const St
     for (int i = 0; i < pool_.size(); ++i) scratch_.push_back(memory_.allocate(scratch_bytes_));
     counters_ = std::make_unique<Counter[]>(steps_.size() + 1);
 
-    struct Task {
-        Operation *operation;
-        std::int64_t first;  // of this operation's tasks in the order of all
+    repack();
+
+    const Memory::Room rest = memory_.take_rest();
+    if (files_.empty()) return;
+    std::vector<Pages> pages;
+    for (const Memory::Room &file : files_.memory()) pages.push_back({file.begin, file.bytes, Pages::Wish::given_back});
+    pages.push_back({rest.begin, rest.bytes, Pages::Wish::given_back});
+    page_work_.start(std::move(pages), PageWork::AtEnd::trim_heap);
+}
+
+void Program::repack() {
+    struct Repacking {
+        Step *step;
+        std::int64_t first;  // of its tasks in the order of all
+        std::int64_t tasks;
+        std::atomic<std::int64_t> *done;
     };
     struct Preparation {
-        std::vector<Task> tasks;
+        std::vector<Repacking> steps;
         std::int64_t total = 0;
         std::atomic<std::int64_t> next{0};
+        std::atomic<std::int64_t> to_give_back;  // bytes, before all is repacked
         const std::atomic<bool> *lent;
     } preparation;
     preparation.lent = &lent_;
-    for (Step &step : steps_) {
-        const std::int64_t count = step.operation->prepare_tasks();
-        if (count > 0) preparation.tasks.push_back({step.operation.get(), preparation.total});
-        preparation.total += count;
+    preparation.to_give_back = static_cast<std::int64_t>(files_.bytes()) - most_mapped_;
+    const auto done = std::make_unique<std::atomic<std::int64_t>[]>(steps_.size());
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+        const std::int64_t tasks = steps_[i].operation->prepare_tasks();
+        if (tasks > 0) preparation.steps.push_back({&steps_[i], preparation.total, tasks, &done[i]});
+        preparation.total += tasks;
     }
     pool_.run(
         [](void *context, int thread) {
             auto &p = *static_cast<Preparation *>(context);
             if (thread == 0) p.lent->wait(true);
             for (std::int64_t i; (i = p.next.fetch_add(1)) < p.total;) {
-                auto after = std::upper_bound(p.tasks.begin(), p.tasks.end(), i,
-                                              [](std::int64_t value, const Task &task) { return value < task.first; });
-                const Task &task = *--after;
-                task.operation->prepare(i - task.first);
+                auto after =
+                    std::upper_bound(p.steps.begin(), p.steps.end(), i,
+                                     [](std::int64_t value, const Repacking &step) { return value < step.first; });
+                const Repacking &repacking = *--after;
+                repacking.step->operation->prepare(i - repacking.first);
+                if (repacking.done->fetch_add(1) + 1 < repacking.tasks || p.to_give_back.load() <= 0) continue;
+                for (const Memory::Room &source : repacking.step->sources) {
+                    give_back(source.begin, source.bytes);
+                    p.to_give_back.fetch_sub(static_cast<std::int64_t>(source.bytes));
+                }
             }
         },
         &preparation);
-    std::vector<Pages> pages;
-    for (const Memory::Room &source : sources_) pages.push_back({source.begin, source.bytes, Pages::Wish::given_back});
-    const Memory::Room rest = memory_.take_rest();
-    if (!sources_.empty()) pages.push_back({rest.begin, rest.bytes, Pages::Wish::given_back});
-    page_work_.start(std::move(pages));
 }
 
 void Program::check(const StepArrays &a) const {

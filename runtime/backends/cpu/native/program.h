@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "mapped_files.h"
 #include "memory.h"
 #include "operation.h"
 #include "page_work.h"
@@ -47,10 +48,12 @@ class Program {
     const Kernels &kernels() const { return kernels_; }
     int threads() const { return pool_.size(); }
 
-    // What will be repacked lies in `sources`, mapped files, and takes about `bytes`: have a thread see to the pages of
-    // both until the first operation is added. When that is over, those of the sources are given back. They outlive the
-    // program.
-    void expect(std::size_t bytes, std::vector<Memory::Room> sources);
+    // What will be repacked is mapped from `files()`, which were added before, and takes about `bytes`: have a thread
+    // see to the pages of both until the first operation is added. When all is repacked, a thread gives those of the
+    // files back; what they have beyond `most_mapped` bytes goes as soon as it is repacked, and loading waits for that,
+    // a tenth of a microsecond for each page.
+    void expect(std::size_t bytes, std::int64_t most_mapped);
+    MappedFiles &files() { return files_; }
     // Append an operation; `blueprint.kernels` and `memory` are filled in here. Throws BlueprintError.
     void add(Blueprint blueprint);
     void add(std::string kind, std::string name, std::unique_ptr<Operation> operation);
@@ -86,19 +89,22 @@ class Program {
         std::string kind, name;
         std::unique_ptr<Operation> operation;
         Profile profile;
+        std::vector<Memory::Room> sources{};  // of what it repacks, in mapped files
     };
     // On a cache line of its own: threads claim tasks from it while others spin nearby.
     struct alignas(64) Counter {
         std::atomic<std::int64_t> value{0};
     };
 
+    void repack();
     void check(const StepArrays &arrays) const;
     void run_first(std::size_t count, const Batch &batch);
     void execute(int thread);
 
     const Kernels &kernels_;
     Memory memory_;
-    std::vector<Memory::Room> sources_;
+    MappedFiles files_;
+    std::int64_t most_mapped_ = 0;
     PageWork page_work_;
     ThreadPool pool_;
     std::vector<Step> steps_;

@@ -48,6 +48,7 @@ struct Operand {
     std::array<Extent, kMaxRank> strides{};  // in elements
     std::byte *constant = nullptr;           // null: the arena
     std::size_t offset = 0;                  // bytes from the constant's or the arena's start
+    std::size_t constant_bytes = 0;          // from `offset` to the end of a constant array's last element
 };
 
 // An operand during a step. `strides` are in elements; a broadcast dimension has stride 0.

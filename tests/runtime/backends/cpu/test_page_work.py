@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +52,25 @@ def test_operations_may_be_added_while_memory_is_made_ready(mapped: np.memmap) -
     program.prepare(1 << 16, 8, {}, logits, 1, 1)
     program.run()
     assert np.array_equal(out, values)
+
+
+def _heap_bytes() -> int:
+    """Return what memory is of no file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not platform.libc_ver()[0], reason="only glibc keeps what is free")
+def test_what_is_free_between_pieces_of_the_heap_is_given_back(mapped: np.memmap) -> None:
+    pieces = [np.ones(64 << 10, np.uint8) for _ in range(1024)]
+    del pieces[::2]
+    del pieces[:-1]  # the last one holds the heap up
+    before = _heap_bytes()
+    program = _cpu.Program(1)
+    program.expect(1 << 20, [mapped])
+    logits = _cpu.operand("f32", [(1, 2), (4, 0)], [(4, 0), (1, 0)], 0)
+    program.prepare(1 << 16, 8, {}, logits, 1, 1)
+    until = time.monotonic() + 10
+    while _heap_bytes() > before - (32 << 20):
+        assert time.monotonic() < until, "nothing was given back"
+    assert pieces[0].all()

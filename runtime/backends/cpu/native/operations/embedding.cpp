@@ -1,10 +1,12 @@
 // Rows of an embedding table of any stored type, as float32.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "../kernels.h"
 #include "row_operands.h"
+#include "stored_elements.h"
 #include "unpacked_rows.h"
 
 namespace inferencex::cpu {
@@ -17,6 +19,9 @@ enum class Stored { f32, f16, bf16, f8e4m3, int8, int4, stream, f4e2m1 };
 // stream of integers of 3, 5 or 6 bits u8 [ceil(V * D * bits / 8)] (`format` int3, int5, int6). All but the wider
 // floats have scales [V, groups] or [V] of f32 or f16, integers perhaps zero points stored like the values. An index
 // outside the table gives zeros.
+//
+// Of a large table in a mapped file a row is read with a system call: to touch it where it is mapped would have the
+// kernel map sixteen pages around it, which takes longer than to copy one, and keeps them in memory.
 class Embedding : public Operation {
   public:
     explicit Embedding(const Blueprint &blueprint) : kernels_(&blueprint.kernels->rows) {
@@ -72,6 +77,16 @@ class Embedding : public Operation {
             if (scales_.present && scales_.dims[0].coefficient != vocabulary_)
                 refuse(blueprint, "values are " + describe(values_) + " but scales are " + describe(scales_));
         }
+        const std::int64_t bits = is_packed() ? bits_ : 8 * static_cast<std::int64_t>(size_of(values_.dtype));
+        stored_values_ = StoredElements(*blueprint.files, values_, bits);
+        if (!scales_.present) return;
+        stored_scales_ =
+            StoredElements(*blueprint.files, scales_, 8 * static_cast<std::int64_t>(size_of(scales_.dtype)));
+        stored_zero_points_ = StoredElements(*blueprint.files, zero_points_, is_packed() ? bits_ : 8);
+    }
+
+    std::size_t scratch_bytes(std::int64_t /*max_tokens*/, int /*threads*/) const override {
+        return stored_values_.room(columns_) + stored_scales_.room(groups_) + stored_zero_points_.room(groups_);
     }
 
     void run(const Worker &worker) const override {
@@ -79,15 +94,13 @@ class Embedding : public Operation {
         const auto [begin, end] = shared_units(worker, tokens, tokens * columns_);
         const Rows<float> y(worker.resolve(y_));
         const Tensor indices = worker.resolve(indices_);
-        const Table table{worker.resolve(values_).data, worker.resolve(scales_).data,
-                          worker.resolve(zero_points_).data};
         for (std::int64_t token = begin; token < end; ++token) {
             std::int64_t index = indices.as<std::int64_t>()[token * indices.strides[0]];
             if (index < 0) index += vocabulary_;  // counted from the end, as ONNX's Gather does
             if (index < 0 || index >= vocabulary_) {
                 std::fill_n(y[token], columns_, 0.0F);
             } else {
-                read(table, index, y[token]);
+                read(index, worker.scratch, y[token]);
             }
         }
     }
@@ -103,10 +116,6 @@ class Embedding : public Operation {
     }
 
   private:
-    struct Table {
-        const std::byte *values, *scales, *zero_points;
-    };
-
     void check_scales(const Blueprint &blueprint) {
         if (!scales_.present) refuse(blueprint, "values are " + describe(values_) + " without scales");
         if (scales_.dtype != DType::f32 && scales_.dtype != DType::f16)
@@ -174,59 +183,83 @@ class Embedding : public Operation {
                                   "] packed into u8");
     }
 
-    void read(const Table &table, std::int64_t index, float *y) const {
-        const std::int64_t first = index * columns_;
+    void read(std::int64_t index, std::byte *room, float *y) const {
+        const StoredElements::Run values = stored_values_.read(index * columns_, columns_, room);
+        const std::int64_t first = values.first;
         switch (stored_) {
             case Stored::f32:
-                std::copy_n(reinterpret_cast<const float *>(table.values) + first, columns_, y);
+                std::copy_n(reinterpret_cast<const float *>(values.data) + first, columns_, y);
                 return;
             case Stored::f16:
-                return kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(table.values) + first, columns_, y);
+                return kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(values.data) + first, columns_, y);
             case Stored::bf16:
-                return kernels_->from_bf16(reinterpret_cast<const std::uint16_t *>(table.values) + first, columns_, y);
+                return kernels_->from_bf16(reinterpret_cast<const std::uint16_t *>(values.data) + first, columns_, y);
             default:
                 break;
         }
+        room += stored_values_.room(columns_);
+        const StoredElements::Run scales = stored_scales_.read(index * groups_, groups_, room);
+        room += stored_scales_.room(groups_);
+        const StoredElements::Run zero_points =
+            zero_points_.present ? stored_zero_points_.read(index * groups_, groups_, room) : StoredElements::Run{};
         for (std::int64_t group = 0, column = 0; group < groups_; ++group, column += group_) {
             const std::int64_t n = std::min(group_, columns_ - column);
-            const std::int64_t at = index * groups_ + group;
+            const std::int64_t at = scales.first + group, zero_at = zero_points.first + group;
             float scale, zero_point = 0;
             if (scales_.dtype == DType::f32) {
-                scale = reinterpret_cast<const float *>(table.scales)[at];
+                scale = reinterpret_cast<const float *>(scales.data)[at];
             } else {
-                kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(table.scales) + at, 1, &scale);
+                kernels_->from_f16(reinterpret_cast<const std::uint16_t *>(scales.data) + at, 1, &scale);
             }
             if (stored_ == Stored::f8e4m3) {
                 for (std::int64_t i = 0; i < n; ++i)
-                    y[column + i] = from_e4m3(static_cast<std::uint8_t>(table.values[first + column + i])) * scale;
+                    y[column + i] = from_e4m3(static_cast<std::uint8_t>(values.data[first + column + i])) * scale;
             } else if (stored_ == Stored::f4e2m1) {
-                const auto *packed = reinterpret_cast<const std::uint8_t *>(table.values);
+                const auto *packed = reinterpret_cast<const std::uint8_t *>(values.data);
                 for (std::int64_t i = column; i < column + n; ++i) {
                     const int code = packed[(first + i) / 2] >> ((first + i) % 2 * 4) & 15;
                     y[i] = 0.5F * static_cast<float>(kDoubledE2m1[code]) * scale;
                 }
             } else if (stored_ == Stored::stream) {
-                const auto *zero_points = reinterpret_cast<const std::uint8_t *>(table.zero_points);
-                if (zero_points_.present) zero_point = static_cast<float>(integer(zero_points, zero_points_, at));
-                const auto *packed = reinterpret_cast<const std::uint8_t *>(table.values);
-                for (std::int64_t i = column; i < column + n; ++i)
-                    y[i] = (static_cast<float>(integer(packed, values_, first + i)) - zero_point) * scale;
+                if (zero_points_.present) zero_point = static_cast<float>(integer(zero_points, zero_at));
+                from_stream(values, first + column, n, scale, zero_point, y + column);
             } else if (stored_ == Stored::int8) {
-                if (zero_points_.present) zero_point = reinterpret_cast<const std::int8_t *>(table.zero_points)[at];
-                kernels_->from_int8(reinterpret_cast<const std::int8_t *>(table.values) + first + column, scale,
+                if (zero_points_.present) zero_point = reinterpret_cast<const std::int8_t *>(zero_points.data)[zero_at];
+                kernels_->from_int8(reinterpret_cast<const std::int8_t *>(values.data) + first + column, scale,
                                     zero_point, n, y + column);
             } else {
                 if (zero_points_.present)
-                    kernels_->from_int4(reinterpret_cast<const std::uint8_t *>(table.zero_points), at, signed_, 1, 0, 1,
-                                        &zero_point);
-                kernels_->from_int4(reinterpret_cast<const std::uint8_t *>(table.values), first + column, signed_,
-                                    scale, zero_point, n, y + column);
+                    kernels_->from_int4(reinterpret_cast<const std::uint8_t *>(zero_points.data), zero_at, signed_, 1,
+                                        0, 1, &zero_point);
+                kernels_->from_int4(reinterpret_cast<const std::uint8_t *>(values.data), first + column, signed_, scale,
+                                    zero_point, n, y + column);
             }
         }
     }
 
-    int integer(const std::uint8_t *stream, const Operand &operand, std::int64_t i) const {
-        return stream_at(stream, i, bits_, signed_, operand.dims[0].coefficient);
+    // Integers `first` to `first + n` of a stream less what stands for zero, times `scale`: eight at a time are made
+    // bytes where they begin with one.
+    void from_stream(const StoredElements::Run &stream, std::int64_t first, std::int64_t n, float scale,
+                     float zero_point, float *y) const {
+        std::int8_t bytes[64];
+        for (std::int64_t done = 0, count; done < n; done += count) {
+            count = std::min<std::int64_t>(n - done, sizeof bytes);
+            std::int64_t i = 0;
+            for (; (first + done) % 8 == 0 && i + 8 <= count; i += 8) {
+                const std::int64_t at = (first + done + i) / 8 * bits_;
+                std::uint64_t word = 0;
+                if (at + 8 <= stream.bytes) std::memcpy(&word, stream.data + at, sizeof word);
+                else std::memcpy(&word, stream.data + at, static_cast<std::size_t>(bits_));
+                word = spread_eight(word, bits_, signed_);
+                std::memcpy(bytes + i, &word, sizeof word);
+            }
+            for (; i < count; ++i) bytes[i] = static_cast<std::int8_t>(integer(stream, first + done + i));
+            kernels_->from_int8(bytes, scale, zero_point, count, y + done);
+        }
+    }
+
+    int integer(const StoredElements::Run &stream, std::int64_t i) const {
+        return stream_at(reinterpret_cast<const std::uint8_t *>(stream.data), i, bits_, signed_, stream.bytes);
     }
 
     static float from_e4m3(std::uint8_t code) {
@@ -242,6 +275,7 @@ class Embedding : public Operation {
     bool signed_ = true;
     std::int64_t bits_ = 4;  // of a packed number
     Operand values_, scales_, zero_points_, indices_, y_;
+    StoredElements stored_values_, stored_scales_, stored_zero_points_;
     std::int64_t columns_ = 0, vocabulary_ = 0, group_ = 0, groups_ = 0;
 };
 

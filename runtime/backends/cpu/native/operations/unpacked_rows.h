@@ -57,6 +57,12 @@ std::uint64_t spread_eight(std::uint64_t word) {
     return (((word ^ sign) | top) - sign) ^ top;
 }
 
+inline std::uint64_t spread_eight(std::uint64_t word, std::int64_t bits, bool is_signed) {
+    if (bits == 3) return is_signed ? spread_eight<3, true>(word) : spread_eight<3, false>(word);
+    if (bits == 5) return is_signed ? spread_eight<5, true>(word) : spread_eight<5, false>(word);
+    return is_signed ? spread_eight<6, true>(word) : spread_eight<6, false>(word);
+}
+
 // Integers 8k to 8k + 8 `count` of a stream, one to a byte, from the bytes that begin with theirs; a word is read for
 // the last eight, too.
 template <int bits, bool is_signed>

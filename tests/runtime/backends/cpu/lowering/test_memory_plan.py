@@ -53,6 +53,18 @@ def test_living_values_do_not_overlap(program: tuple[list[Instruction], list[Vie
     assert plan.saved_bytes >= 0
 
 
+def test_what_a_step_returns_takes_the_place_of_what_led_to_it() -> None:
+    first, middle, rows, logits = (_view(Extent(nbytes)) for nbytes in (256, 256, 64, 512))
+    chain = [
+        Instruction("Copy", str(i), (a,), (b,), {})
+        for i, (a, b) in enumerate(itertools.pairwise((first, middle, rows, logits)))
+    ]
+    plan = plan_memory(chain, [], TOKENS, ROWS, {logits.storage: len(chain)})
+    assert plan.arena_bytes == 512 + 64
+    assert plan.offsets[logits.storage] == 0
+    assert plan_memory(chain, [logits], TOKENS, ROWS).arena_bytes == 512 + 512
+
+
 def test_a_chain_takes_the_memory_of_two_values() -> None:
     values = [_view(Extent(64)) for _ in range(10)]
     chain = [Instruction("Copy", str(i), (a,), (b,), {}) for i, (a, b) in enumerate(itertools.pairwise(values))]
