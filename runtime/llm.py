@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from inferencex.formats.errors import BackendError, BundleError, OptionError, RequestError
 from inferencex.runtime.aside import Once
 from inferencex.runtime.backends import select_backend
 from inferencex.runtime.backends.base import Backend, BackendOptions, ProfiledExecutable
-from inferencex.runtime.backends.device_names import DeviceName
 from inferencex.runtime.engine.scheduler_options import Policy, SchedulerOptions
 from inferencex.runtime.garbage import collection_paused
 from inferencex.runtime.heap_room import make_heap_room
+from inferencex.runtime.load_options import check_load_options, check_max_model_len
 from inferencex.runtime.params import SamplingParams
+from inferencex.runtime.prompts import Messages, Prompt, list_conversations, list_prompts, one_each
 from inferencex.runtime.text.eos import configured_eos_token_ids
 from inferencex.runtime.text.side_files import TOKENIZER_FILE, read_json_object
 
@@ -28,11 +29,7 @@ if TYPE_CHECKING:
     from inferencex.runtime.structured import Grammar
     from inferencex.runtime.text.tokenizer import Tokenizer
 
-MAX_THREADS = 1024  # thread pools of the libraries underneath crash the process somewhere above it
 _HEAP_OF_TOKENIZER = 22  # bytes that are allocated for each one of tokenizer.json, at the most that are in use at once
-
-Prompt: TypeAlias = str | Sequence[int]
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -96,44 +93,6 @@ class LLM:
         folder = Path(bundle)
         if not folder.is_dir():
             raise BundleError(f"{folder}: is not a folder; a bundle is the folder that inferencex-convert writes")
-        if kv_cache_memory is not None and num_kv_blocks is not None:
-            raise OptionError("kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them")
-        positive: dict[str, object] = {
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "kv_cache_memory": kv_cache_memory,
-            "num_kv_blocks": num_kv_blocks,
-            "block_size": block_size,
-            "threads": threads,
-            "tensor_parallel_size": tensor_parallel_size,
-        }
-        for option, value in positive.items():
-            needed = ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
-            if value is None and option not in needed:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise OptionError(f"{option}={value!r}; expected an integer")
-            if value < 1:
-                raise OptionError(f"{option}={value}; at least 1 is needed")
-        if not isinstance(pin, bool):
-            raise OptionError(f"pin={pin!r}; expected True or False")
-        share = gpu_memory_utilization
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise OptionError(f"gpu_memory_utilization={share!r}; expected a share above 0 and at most 1")
-        DeviceName.parse(device)
-        if not isinstance(load_tokenizer, bool):
-            raise OptionError(f"load_tokenizer={load_tokenizer!r}; expected True or False")
-        if threads is not None and threads > MAX_THREADS:
-            raise OptionError(f"threads={threads}; at most {MAX_THREADS} are possible")
-        options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
-        self._folder = folder
-        self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
-        self.backend = select_backend(backend, folder, device) if isinstance(backend, str) else backend
-        if tensor_parallel_size > 1:
-            from inferencex.runtime.parallel.backend import ParallelBackend  # here, for one process needs none of it
-
-            self.backend = ParallelBackend(self.backend, tensor_parallel_size)
 
         def beside() -> Tokenizer | None:
             _import_engine()
@@ -155,6 +114,15 @@ class LLM:
             gpu_memory_utilization=gpu_memory_utilization,
             meanwhile=loading.result,
         )
+        check_load_options(backend_options, tensor_parallel_size=tensor_parallel_size, load_tokenizer=load_tokenizer)
+        options = SchedulerOptions(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, scheduling_policy)
+        self._folder = folder
+        self.default_params = SamplingParams.from_generation_config(read_json_object(folder / "generation_config.json"))
+        self.backend = select_backend(backend, folder, device) if isinstance(backend, str) else backend
+        if tensor_parallel_size > 1:
+            from inferencex.runtime.parallel.backend import ParallelBackend  # here, for one process needs none of it
+
+            self.backend = ParallelBackend(self.backend, tensor_parallel_size)
         executable = self.backend.compile(folder, backend_options)
         self.tokenizer = loading.result()
 
@@ -166,11 +134,7 @@ class LLM:
         self.chat_template = (
             ChatTemplate({}, {}) if self.tokenizer is None else ChatTemplate.load(folder, self.tokenizer)
         )
-        if max_model_len is not None and max_model_len > executable.facts.max_model_len:
-            raise OptionError(
-                f"max_model_len={max_model_len} is more than the {executable.facts.max_model_len} positions that the "
-                f"model in {folder} has; give at most that"
-            )
+        check_max_model_len(max_model_len, executable.facts, folder)
         self.engine = Engine(
             executable,
             options,
@@ -247,7 +211,7 @@ class LLM:
         anything runs when one of the prompts cannot be served, and whatever error ends a request later; in that case
         the other requests of this call are aborted.
         """
-        requests = self._prepare(_as_prompts(prompts), params, priority, grammar, add_special_tokens=True)
+        requests = self._prepare(list_prompts(prompts), params, priority, grammar, add_special_tokens=True)
         return self._collect(requests, on_finished)
 
     def embed(
@@ -266,7 +230,7 @@ class LLM:
         RequestError for models whose backend does not tell them, and otherwise what `generate` does.
         """
         self._check_usable()
-        texts = _as_prompts(prompts)
+        texts = list_prompts(prompts)
         requests = [
             self.engine.prepare_embedding(
                 str(next(self._ids)),
@@ -276,7 +240,7 @@ class LLM:
                 prompt=prompt if isinstance(prompt, str) else None,
                 priority=prompt_priority,
             )
-            for prompt, prompt_priority in zip(texts, _one_each("priority", priority, len(texts)), strict=True)
+            for prompt, prompt_priority in zip(texts, one_each("priority", priority, len(texts)), strict=True)
         ]
         return cast("list[EmbeddingOutput]", self._collect(requests, on_finished))
 
@@ -295,7 +259,7 @@ class LLM:
         """Answer one conversation or several, rendered with the bundle's chat template."""
         prompts = [
             self._render(conversation, tools, add_generation_prompt, template_variables)
-            for conversation in _as_conversations(messages)
+            for conversation in list_conversations(messages)
         ]
         return self._collect(self._prepare(prompts, params, priority, grammar, add_special_tokens=False), on_finished)
 
@@ -350,8 +314,8 @@ class LLM:
     ) -> list[Request]:
         self._check_usable()
         count = len(prompts)
-        each_params, priorities = _one_each("params", params, count), _one_each("priority", priority, count)
-        grammars = _one_each("grammar", grammar, count)
+        each_params, priorities = one_each("params", params, count), one_each("priority", priority, count)
+        grammars = one_each("grammar", grammar, count)
         requests = []
         for prompt, of_prompt, urgency, wanted in zip(prompts, each_params, priorities, grammars, strict=True):
             requests.append(
@@ -446,36 +410,3 @@ def _load_tokenizer(folder: Path) -> Tokenizer | None:
         return None
     make_heap_room(_HEAP_OF_TOKENIZER * file.stat().st_size)
     return Tokenizer.load(folder)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
-        raise RequestError(f"the prompt is {prompts!r:.60}; expected a text, a list of token ids, or a list of these")
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]
-    for place, item in enumerate(listed):
-        if not isinstance(item, str) and not (
-            isinstance(item, Sequence)
-            and not isinstance(item, bytes | bytearray)
-            and all(isinstance(token_id, int) for token_id in item)
-        ):
-            raise RequestError(f"prompt {place} is {item!r:.60}; expected a text or a list of token ids")
-    return listed
-
-
-def _as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    listed: list[Any] = list(messages)
-    if not listed or isinstance(listed[0], Mapping):
-        return [listed]
-    return listed
-
-
-def _one_each(name: str, values: Any, count: int) -> list[Any]:
-    if not isinstance(values, Sequence):
-        return [values] * count
-    if len(values) != count:
-        raise RequestError(f"{len(values)} {name} for {count} prompts; give one for all or one for each")
-    return list(values)

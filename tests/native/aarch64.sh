@@ -38,8 +38,8 @@ cmake --build "$folder/build" --parallel "${JOBS:-$(getconf _NPROCESSORS_ONLN)}"
 
 # Kernels alone: what else is tested in Python is the same on every processor, and slow on an emulated one.
 tests=
-for name in arrangement attention elementwise embedding experts float_linear indexing integer_linear matmul reductions \
-    rotary rows step_sizes; do
+for name in arrangement attention attention_invariance elementwise embedding experts float_linear indexing \
+    integer_linear matmul reductions rotary rows step_sizes; do
     tests="$tests tests/runtime/backends/cpu/test_$name.py"
 done
 interpreter=$(realpath "$folder"/root/usr/bin/python3)

@@ -18,7 +18,7 @@ memory)
     set -- tests/runtime/backends/cpu tests/runtime/engine/test_choose_tokens.py "$@"
     ;;
 threads)
-    kernels=$(printf "tests/runtime/backends/cpu/test_%s.py " experts integer_linear float_linear attention rows step_sizes page_work)
+    kernels=$(printf "tests/runtime/backends/cpu/test_%s.py " experts integer_linear float_linear attention attention_invariance rows step_sizes page_work)
     sanitizers=thread
     libraries=libtsan.so
     set -- tests/native/test_pool.py $kernels "$@"

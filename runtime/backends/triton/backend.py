@@ -37,7 +37,7 @@ from inferencex.runtime.backends.triton.decode_graphs import CudaRecorder, Recor
 from inferencex.runtime.backends.triton.devices import Device, choose_device, devices_of_ranks
 from inferencex.runtime.backends.triton.executable import LayerPool, TritonExecutable, on_device, out_of_memory_in_words
 from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
-from inferencex.runtime.backends.triton.kernels.decode_attention import most_floats
+from inferencex.runtime.backends.triton.kernels.decode_tiles import most_floats
 from inferencex.runtime.backends.triton.kernels.kv_pages import PAGE_TYPES, Scaling, bytes_per_slot
 from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums
 from inferencex.runtime.backends.triton.lowering import Program, lower_graph

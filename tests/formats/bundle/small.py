@@ -1,4 +1,4 @@
-"""A small model with one 4-bit weight, and what it takes to write it as a bundle."""
+"""Small models: one with a 4-bit weight and what it takes to write it as a bundle, and ones of any tensors."""
 
 from __future__ import annotations
 
@@ -65,3 +65,17 @@ def fill(writer: BundleWriter) -> None:
     writer.write_graph(small_model())
     writer.add_side_file("config.json", b'{"model_type": "small"}')
     writer.seal(Manifest(source={"id": "small"}, tools={"inferencex": "0"}))
+
+
+def gather_model(**shapes: tuple[ir.DataType, tuple[int, ...]]) -> ir.Model:
+    """Return a model with one initializer for each tensor named, all of them outputs."""
+    values = [ir.Value(name=name) for name in shapes]
+    nodes = [ir.node("Identity", [value]) for value in values]
+    outputs = []
+    for index, (node, (dtype, shape)) in enumerate(zip(nodes, shapes.values(), strict=True)):
+        node.outputs[0].name = f"y{index}"
+        node.outputs[0].type = ir.TensorType(dtype)
+        node.outputs[0].shape = ir.Shape(shape)
+        outputs.append(node.outputs[0])
+    graph = ir.Graph([], outputs, nodes=nodes, initializers=values, opset_imports={"": 23}, name="gather")
+    return ir.Model(graph, ir_version=11)

@@ -1,41 +1,17 @@
-"""Outputs do not depend on how the work was cut, shared, interrupted or mixed."""
+"""Outputs do not depend on how the work was cut, shared or mixed, and end where they should."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inferencex.formats.errors import BackendError, OptionError, RequestError
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.engine.prefix_cache import BlockKey
 from inferencex.runtime.engine.scheduler import SchedulerOptions
-from inferencex.runtime.outputs import RequestOutput
 from inferencex.runtime.params import SamplingParams
-from tests.runtime.conftest import HashModel
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-PROMPTS = [[7], [1, 2, 3], list(range(20)), [5, 4, 3, 2, 1] * 5, list(range(16)), list(range(17))]
-
-
-def run(engine: Engine) -> dict[str, RequestOutput]:
-    outputs = {}
-    while engine.has_unfinished:
-        for delta in engine.step():
-            if delta.output is not None:
-                outputs[delta.request_id] = delta.output
-        engine.check_integrity()
-    assert engine.stats.kv_blocks_used == 0
-    return outputs
-
-
-def serve(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    outputs = run(engine)
-    return [list(outputs[str(index)].outputs[0].token_ids) for index in range(len(prompts))]
+from tests.runtime.engine.runs import GREEDY, PROMPTS, run, serve
 
 
 def test_alone_equals_among_others(hash_model: Any) -> None:
@@ -108,96 +84,6 @@ def test_state_that_depends_on_the_prompt_length_is_not_shared(hash_model: Any) 
     assert cached == [0, 12, 0, 16, 0]
 
 
-@pytest.mark.parametrize("num_blocks", [9, 12, 16, 20])
-@pytest.mark.parametrize("caching", [True, False])
-def test_preemption_changes_nothing(hash_model: Any, num_blocks: int, caching: bool) -> None:
-    model = hash_model(num_blocks=num_blocks, block_size=4)
-    engine = Engine(model, SchedulerOptions(max_num_batched_tokens=16, enable_prefix_caching=caching))
-    prompts = [[index, *range(index)] for index in range(1, 9)]
-    assert serve(engine, prompts, SamplingParams(temperature=0.0, max_tokens=24)) == [
-        model.greedy(prompt, 24) for prompt in prompts
-    ]
-    assert engine.stats.num_preemptions > 0
-    assert engine.stats.kv_blocks_peak <= num_blocks
-
-
-def test_preempted_sampling_is_reproducible(hash_model: Any) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=24, n=3)
-    prompts = [[index, *range(index)] for index in range(1, 9)]
-    results = []
-    for num_blocks in (200, 9):
-        engine = Engine(hash_model(num_blocks=num_blocks, block_size=4))
-        for index, prompt in enumerate(prompts):
-            engine.add_request(str(index), prompt, params)
-        outputs = run(engine)
-        results.append([[o.token_ids for o in outputs[str(index)].outputs] for index in range(len(prompts))])
-        assert (engine.stats.num_preemptions > 0) == (num_blocks == 9)
-    assert results[0] == results[1]
-
-
-def test_priority_goes_first_and_takes_room(hash_model: Any) -> None:
-    def order(policy: Any) -> list[str]:
-        model = hash_model(num_blocks=8, block_size=4)
-        engine = Engine(model, SchedulerOptions(policy=policy, max_num_seqs=2))
-        for index, prompt in enumerate(PROMPTS[:4]):
-            engine.add_request(f"late{index}", prompt[:8], GREEDY, priority=5)
-        finished: list[str] = [d.request_id for d in engine.step() if d.output]
-        urgent = SamplingParams(temperature=0.0, max_tokens=4)
-        engine.add_request("urgent", [9, 8, 7, 6, 5], urgent, priority=-1)
-        while engine.has_unfinished:
-            for delta in engine.step():
-                if delta.output is not None:
-                    finished.append(delta.request_id)
-                    prompt, count = list(delta.output.prompt_token_ids), 4 if delta.request_id == "urgent" else 12
-                    assert list(delta.output.outputs[0].token_ids) == model.greedy(prompt, count)
-            engine.check_integrity()
-        return finished
-
-    assert order("priority")[0] == "urgent"
-    assert order("fcfs")[-1] == "urgent"
-
-
-def test_a_sequence_that_lacks_a_block_waits_with_what_it_has(hash_model: Any) -> None:
-    model = hash_model(num_blocks=5, block_size=4)
-    engine = Engine(model)
-    engine.add_request("first", [1] * 8, SamplingParams(temperature=0.0, max_tokens=4))
-    engine.add_request("second", [2] * 8, GREEDY)
-    outputs = run(engine)
-    assert list(outputs["second"].outputs[0].token_ids) == model.greedy([2] * 8, 12)
-    assert engine.stats.num_preemptions == 0
-    assert model.num_computed == 8 + 3 + 8 + 11
-
-
-def test_nobody_is_preempted_in_vain(hash_model: Any) -> None:
-    """A more urgent request that would not fit in the place of all less urgent ones waits."""
-    model = hash_model(num_blocks=10, block_size=4)
-    engine = Engine(model, SchedulerOptions(policy="priority"))
-    short = SamplingParams(temperature=0.0, max_tokens=3)
-    engine.add_request("large", [1] * 22, short, priority=0)
-    engine.add_request("small", [2] * 6, short, priority=5)
-    engine.step()
-    engine.add_request("urgent", [3] * 18, short, priority=1)
-    engine.step()
-    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (2, 1)
-    run(engine)
-    assert engine.stats.num_preemptions == 0
-
-
-def test_a_steady_stream_of_requests_starves_nobody(hash_model: Any) -> None:
-    """A long prompt at the head of the queue is not overtaken for ever by short ones that would fit."""
-    engine = Engine(hash_model(num_blocks=10, block_size=4), SchedulerOptions(max_num_seqs=4))
-    engine.add_request("first", [1] * 8, GREEDY)
-    engine.step()
-    engine.add_request("long", list(range(36)), SamplingParams(temperature=0.0, max_tokens=4))
-    for index in range(200):
-        engine.add_request(f"short{index}", [index % 7, 3], GREEDY)
-        if any(delta.request_id == "long" and delta.output for delta in engine.step()):
-            break
-    else:
-        pytest.fail("the long request was never served")
-    run(engine)
-
-
 def test_n_continuations_share_the_prompt(hash_model: Any) -> None:
     for caching in (True, False):
         model = hash_model(block_size=4)
@@ -237,52 +123,6 @@ def test_max_tokens_defaults_to_what_fits(hash_model: Any) -> None:
     assert [len(outputs[name].outputs[0].token_ids) for name in ("default", "cut default")] == [9, 5]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "numbers"),
-    [
-        ([1] * 30, SamplingParams(max_tokens=11), ["30", "11", "41", "40"]),
-        ([1] * 40, SamplingParams(), ["40", "41"]),
-        ([], GREEDY, ["no tokens"]),
-        ([3, 50], GREEDY, ["50", "position 1"]),
-        ([3, -1], GREEDY, ["-1"]),
-        ([3], SamplingParams(logit_bias={50: 1.0}), ["logit_bias", "50"]),
-        ([3], SamplingParams(stop_token_ids=[99]), ["stop_token_ids", "99"]),
-        ([3], SamplingParams(logprobs=51), ["logprobs=51", "50"]),
-        ([3], SamplingParams(stop="x"), ["tokenizer"]),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused(
-    hash_model: Any, prompt: list[int], params: SamplingParams, numbers: list[str]
-) -> None:
-    engine = Engine(hash_model(), max_model_len=40)
-    with pytest.raises(RequestError) as caught:
-        engine.add_request("bad", prompt, params)
-    assert all(number in str(caught.value) for number in ["bad", *numbers]), caught.value
-    assert not engine.has_unfinished
-
-
-def test_a_request_larger_than_the_pool_is_refused(hash_model: Any) -> None:
-    engine = Engine(hash_model(num_blocks=5, block_size=4))
-    with pytest.raises(RequestError, match=r"10 prompt tokens \+ max_tokens=11 make 21 .* 20 .*5 blocks of 4"):
-        engine.add_request("big", [1] * 10, SamplingParams(max_tokens=11))
-    engine.add_request("fits", [1] * 10, SamplingParams(temperature=0.0, max_tokens=10))
-    assert len(run(engine)["fits"].outputs[0].token_ids) == 10
-
-
-def test_an_id_in_use_is_refused(hash_model: Any) -> None:
-    engine = Engine(hash_model())
-    engine.add_request("x", [1], GREEDY)
-    with pytest.raises(RequestError, match="request x"):
-        engine.add_request("x", [2], GREEDY)
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(OptionError, match="max_num_seqs=0"):
-        SchedulerOptions(max_num_seqs=0)
-    with pytest.raises(OptionError, match="scheduling_policy='random'"):
-        SchedulerOptions(policy="random")  # type: ignore[arg-type]
-
-
 def test_stop_tokens_and_end_of_sequence(hash_model: Any) -> None:
     model = hash_model()
     answer = model.greedy([1, 2], 12)
@@ -308,98 +148,6 @@ def test_stop_tokens_and_end_of_sequence(hash_model: Any) -> None:
     assert end not in late.token_ids[:9]
 
 
-def test_two_hundred_aborts_at_random_points_leave_the_pool_whole(hash_model: Any) -> None:
-    random = np.random.default_rng(0)
-    model = hash_model(num_blocks=24, block_size=4)
-    engine = Engine(model, SchedulerOptions(max_num_batched_tokens=12, max_num_seqs=6))
-    live: list[str] = []
-    aborts = count = 0
-    while aborts < 200:
-        for _ in range(int(random.integers(0, 4))):
-            prompt = random.integers(0, 3, size=int(random.integers(1, 30))).tolist()
-            params = SamplingParams(
-                temperature=1.0, n=int(random.integers(1, 4)), max_tokens=int(random.integers(1, 20))
-            )
-            engine.add_request(str(count), prompt, params)
-            live.append(str(count))
-            count += 1
-        for delta in engine.step():
-            if delta.output is not None:
-                live.remove(delta.request_id)
-        while live and random.random() < 0.6:
-            name = live.pop(int(random.integers(len(live))))
-            output = engine.abort(name)
-            assert output is not None and "abort" in {o.finish_reason for o in output.outputs}
-            assert engine.abort(name) is None
-            aborts += 1
-            engine.check_integrity()
-    for name in live:
-        engine.abort(name)
-    engine.check_integrity()
-    assert not engine.has_unfinished
-    assert engine.scheduler.num_running == engine.scheduler.num_waiting == 0
-    assert engine.scheduler.pool.num_free == 24
-    assert serve(engine, PROMPTS) == [model.greedy(prompt, 12) for prompt in PROMPTS]
-
-
-def test_an_exception_of_the_backend_ends_its_requests_and_frees_their_blocks(hash_model: Any) -> None:
-    model = hash_model()
-    engine = Engine(model, SchedulerOptions(max_num_seqs=2))
-    for index in range(3):
-        engine.add_request(str(index), PROMPTS[index], SamplingParams(temperature=0.5, n=2, max_tokens=5))
-    engine.step()
-
-    def explode(batch: Any) -> None:
-        raise ZeroDivisionError("kernel")
-
-    model.before_step = explode
-    with pytest.raises(ZeroDivisionError):
-        engine.step()
-    engine.check_integrity()
-    assert engine.scheduler.num_running == 0
-    model.before_step = None
-    failed = [delta.output for delta in engine.step() if delta.output is not None and delta.output.error is not None]
-    assert failed
-    for output in failed:
-        assert {o.finish_reason for o in output.outputs} <= {"error", "length"}
-        assert "kernel" in str(output.error) and output.request_id in str(output.error)
-    run(engine)
-    assert serve(engine, PROMPTS) == [model.greedy(prompt, 12) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_not_finite_fail_the_request_by_name(hash_model: Any, bad: float) -> None:
-    model = hash_model()
-
-    def spoil(context: list[int], logits: Any) -> Any:
-        if context[0] == 13 and len(context) > 4:
-            logits[17] = bad
-        return logits
-
-    model.transform = spoil
-    engine = Engine(model)
-    engine.add_request("sick", [13, 1], GREEDY)
-    engine.add_request("sound", [1, 2], GREEDY)
-    outputs = run(engine)
-    assert outputs["sick"].outputs[0].finish_reason == "error"
-    assert len(outputs["sick"].outputs[0].token_ids) == 3
-    assert isinstance(outputs["sick"].error, BackendError)
-    assert "sick" in str(outputs["sick"].error) and "not finite" in str(outputs["sick"].error)
-    assert outputs["sound"].error is None
-    assert list(outputs["sound"].outputs[0].token_ids) == model.greedy([1, 2], 12)
-    assert engine.stats.num_failed_requests == 1
-
-
-def test_logits_of_a_prompt_that_are_not_finite_fail_the_request(hash_model: Any) -> None:
-    model = hash_model()
-    model.transform = lambda context, logits: logits * np.float32(np.nan) if context == [1, 2] else logits
-    engine = Engine(model)
-    engine.add_request("x", [1, 2, 3, 4], SamplingParams(temperature=0.7, n=2, max_tokens=4, prompt_logprobs=0))
-    output = run(engine)["x"]
-    assert [(o.finish_reason, o.token_ids) for o in output.outputs] == [("error", ())] * 2
-    assert "x" in str(output.error)
-
-
 def test_logits_are_not_read_after_the_next_step_began(hash_model: Any) -> None:
     params = SamplingParams(temperature=0.7, seed=2, n=2, max_tokens=6, logprobs=2, prompt_logprobs=1)
     outputs = []
@@ -421,17 +169,6 @@ def test_logits_are_not_read_after_the_next_step_began(hash_model: Any) -> None:
         outputs.append({name: (o.outputs, o.prompt_logprobs) for name, o in run(engine).items()})
     assert outputs[0] == outputs[1]
     assert "nan" not in str(outputs[1])
-
-
-def test_logits_of_a_wrong_shape_are_refused() -> None:
-    model: Any = HashModel()
-    step = model.step
-    model.step = lambda batch: step(batch)[:, :-1]
-    engine = Engine(model)
-    engine.add_request("x", [1], GREEDY)
-    with pytest.raises(BackendError, match=r"\[1, 49\]; expected float32 \[1, 50\]"):
-        engine.step()
-    engine.check_integrity()
 
 
 def test_times_and_totals(hash_model: Any) -> None:

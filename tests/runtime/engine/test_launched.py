@@ -11,7 +11,7 @@ from inferencex.formats.errors import BackendError
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.params import SamplingParams
 from tests.runtime.conftest import Launched, LaunchingHashModel
-from tests.runtime.engine.test_engine import GREEDY, PROMPTS, run, serve
+from tests.runtime.engine.runs import GREEDY, PROMPTS, run, serve
 
 
 def test_tokens_of_a_wrong_shape_are_refused() -> None:

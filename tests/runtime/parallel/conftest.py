@@ -25,6 +25,9 @@ else:
 
 OPTIONS = BackendOptions(num_blocks=blocks_needed(LENGTHS), block_size=BLOCK_SIZE, threads=1)
 
+THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+"""What makes a model one that three ranks can divide."""
+
 MakeBundle = Callable[..., Path]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from inferencex.formats.kv_cache import KVScales
 from inferencex.runtime.backends.triton.attention_tiles import plan_tiles
-from inferencex.runtime.backends.triton.kernels import decode_attention as decode
+from inferencex.runtime.backends.triton.kernels import decode_tiles
 from inferencex.runtime.backends.triton.kernels import prefill_attention as prefill
 from inferencex.runtime.backends.triton.kernels.attention_step import (
     AttentionLayer,
@@ -16,6 +16,7 @@ from inferencex.runtime.backends.triton.kernels.attention_step import (
     HeadShape,
     family_of,
 )
+from inferencex.runtime.backends.triton.kernels.decode_attention import decode_attention
 from inferencex.runtime.backends.triton.kernels.kv_pages import KVPages
 from inferencex.runtime.backends.triton.tuning import Config, Tuner
 
@@ -44,10 +45,10 @@ def tune_attention(
     step = _step([1] * DECODED_SEQUENCES, contexts, block_size, 1, device)
     q, out = _rows(shape, DECODED_SEQUENCES, device)
     tuner.tune(
-        decode.KERNEL,
+        decode_tiles.KERNEL,
         shape.name,
-        decode.decode_options(shape, family),
-        lambda config: decode.decode_attention(q, pages, step, layer, out, config),
+        decode_tiles.decode_options(shape, family),
+        lambda config: decode_attention(q, pages, step, layer, out, config),
     )
     length = min(longest, PROMPT)
     options = prefill.prefill_options(shape, family)

@@ -10,7 +10,7 @@ import pytest
 
 from inferencex.formats.dialect.reference import keep_in_8_bits
 from inferencex.formats.dtypes import DataType
-from tests.runtime.backends.cpu.test_attention import (
+from tests.runtime.backends.cpu.attention_layers import (
     ISAS,
     Cache,
     Double,

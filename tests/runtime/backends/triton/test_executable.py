@@ -25,7 +25,7 @@ from inferencex.runtime.backends.cpu import CpuBackend
 from inferencex.runtime.backends.triton import TritonBackend
 from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits
 from inferencex.runtime.backends.triton.executable import TritonExecutable
-from inferencex.runtime.backends.triton.kernels import decode_attention
+from inferencex.runtime.backends.triton.kernels import decode_attention, decode_tiles
 from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
 from inferencex.runtime.engine.engine import Engine
 from inferencex.runtime.params import SamplingParams
@@ -104,7 +104,7 @@ def test_sequences_that_share_more_than_sums_are_reserved_for(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their step is launched in groups and not recorded, and gives what one launch gives."""
-    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
+    monkeypatch.setattr(decode_tiles, "split_keys", lambda *shape: 32)
     groups: list[int] = []
     attend = decode_attention._attend_group
 
@@ -254,12 +254,12 @@ def test_out_of_memory_says_what_to_lower(executable: TritonExecutable, monkeypa
 
 
 def test_memory_needs(tiny_bundle: Path, executable: TritonExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
+    monkeypatch.setattr(decode_tiles, "split_keys", lambda *shape: 32)
     needs = TritonBackend().memory_needs(tiny_bundle, OPTIONS)
     assert needs.state == 24 * 4 * executable.facts.bytes_per_token
     assert needs.weights > 0 and needs.step > 0
     more = TritonBackend().memory_needs(tiny_bundle, replace(OPTIONS, max_num_seqs=8))
     limits = [DecodeLimits.of_pool(96, sequences, executable.facts.max_model_len) for sequences in (4, 8)]
-    sums = [decode_attention.most_floats(HEADS, torch.device("cpu"), limit, 64) for limit in limits]
+    sums = [decode_tiles.most_floats(HEADS, torch.device("cpu"), limit, 64) for limit in limits]
     assert more.step - needs.step == 4 * (sums[1] - sums[0]) > 0, "sums of decode attention are part of a step"
     assert (needs.device is None) != torch.cuda.is_available()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inferencex.formats.errors import BackendError
-from inferencex.runtime.backends.triton.kernels import decode_attention, prefill_attention
+from inferencex.runtime.backends.triton.kernels import decode_tiles, prefill_attention
 from inferencex.runtime.backends.triton.kernels.attention import (
     attention,
     rows_per_tile,
@@ -26,7 +26,7 @@ MIXED = ((1, 1), (33, 1), (50, 9), (64, 1), (3, 2))
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split contexts of tens of tokens: the interpreter is slow."""
-    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
+    monkeypatch.setattr(decode_tiles, "split_keys", lambda *shape: 32)
 
 
 def check(step: Step) -> None:
@@ -89,7 +89,7 @@ def test_widths(device: str, key_width: int, value_width: int) -> None:
 @pytest.mark.parametrize("pages", [torch.float32, torch.int8])
 def test_heads_a_few_columns_at_a_time(device: str, monkeypatch: pytest.MonkeyPatch, pages: torch.dtype) -> None:
     """Wide heads whose queries are read again for every block of keys, as chips with few registers have it."""
-    for module, name in ((decode_attention, "decode_blocks"), (prefill_attention, "prefill_blocks")):
+    for module, name in ((decode_tiles, "decode_blocks"), (prefill_attention, "prefill_blocks")):
         monkeypatch.setattr(module, name, lambda *shape: Blocks(16, 16, 4, 1, key_step=32))
     layer = Layer(2, 1, 80, 48, 8, pages=pages)
     check(make_step(layer.with_options(window=22), ((35, 1), (21, 5)), device))

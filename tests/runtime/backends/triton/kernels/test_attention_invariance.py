@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inferencex.runtime.backends.triton.kernels import decode_attention
+from inferencex.runtime.backends.triton.kernels import decode_tiles
 from tests.runtime.backends.triton.kernels.paged_sequences import Layer, make_step
 
 LAYERS = {
@@ -21,7 +21,7 @@ LAYERS = {
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split contexts of tens of tokens: the interpreter is slow."""
-    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: 32)
+    monkeypatch.setattr(decode_tiles, "split_keys", lambda *shape: 32)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferencex.formats.errors import BackendError
 from inferencex.runtime.backends.triton.attention_tiles import DecodeLimits, decode_groups
-from inferencex.runtime.backends.triton.kernels import decode_attention
+from inferencex.runtime.backends.triton.kernels import decode_tiles
 from inferencex.runtime.backends.triton.kernels.attention_step import HeadShape
 from inferencex.runtime.backends.triton.kernels.split_sums import SplitSums, floats_of
 from tests.runtime.backends.triton.kernels.paged_sequences import Layer, Step, make_step
@@ -32,7 +32,7 @@ LAYERS = {
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split contexts of tens of tokens: the interpreter is slow."""
-    monkeypatch.setattr(decode_attention, "split_keys", lambda *shape: SPLIT)
+    monkeypatch.setattr(decode_tiles, "split_keys", lambda *shape: SPLIT)
 
 
 def reserved(layer: Layer, limits: DecodeLimits, device: str) -> tuple[SplitSums, Tensor]:
@@ -121,8 +121,8 @@ def test_layers_of_any_shape_share_the_memory(device: str, monkeypatch: pytest.M
     place, floats = torch.device(device), []
     for layer, step in zip(layers, steps, strict=True):
         shape = HeadShape.of(layer.heads, step.pages, step.q.dtype)
-        floats.append(decode_attention.most_floats(shape, place, limits, 120))
-        assert decode_attention.most_floats(shape, place, limits, SPLIT) == 0, "one split leaves nothing"
+        floats.append(decode_tiles.most_floats(shape, place, limits, 120))
+        assert decode_tiles.most_floats(shape, place, limits, SPLIT) == 0, "one split leaves nothing"
     memory = SplitSums.allocate(max(floats), limits, place)
     expected = [step.run() for step in steps]
     for _ in range(2):

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from inferencex.runtime.backends.triton.kernels import decode_attention as decode
+from inferencex.runtime.backends.triton.kernels import decode_tiles
 from inferencex.runtime.backends.triton.kernels import grouped_linear as grouped
 from inferencex.runtime.backends.triton.kernels import linear as quantized
 from inferencex.runtime.backends.triton.kernels import prefill_attention as prefill
@@ -71,13 +72,17 @@ def check(
     run: Callable[[], Tensor],
     expected: Tensor,
     tolerance: float,
+    tiles: Any = None,
 ) -> None:
-    """Keep each choice in turn; the launch must have it, and give what is expected."""
+    """Keep each choice in turn; the launch must have it, and give what is expected.
+
+    tiles: the module that names the choices, where it is not the one that launches
+    """
     launches = Launches(getattr(module, kernel))
     monkeypatch.setattr(module, kernel, launches)
     assert len(options) > 3
     for option in of_different_blocks(options):
-        current_cache().put(module.KERNEL, shape_class, option)
+        current_cache().put((tiles or module).KERNEL, shape_class, option)
         try:
             found = run().cpu().double()
         except OutOfResources:  # of a GPU, which tuning passes over
@@ -148,10 +153,11 @@ def test_attention(device: str, monkeypatch: pytest.MonkeyPatch, module: Any, wi
     sequences = ((1100, 1), (280, 1)) if module is decode else ((90, 90), (30, 5))
     step = make_step(layer, sequences, device, tile_rows=40)
     shape = HeadShape.of(4, step.pages, torch.float16)
-    options = module.decode_options if module is decode else module.prefill_options
+    tiles: Any = decode_tiles if module is decode else prefill
+    options = tiles.decode_options if module is decode else tiles.prefill_options
     check(
-        monkeypatch, module, f"{module.KERNEL}_kernel" if module is prefill else "decode_attention_kernel", shape.name,
-        options(shape, family_of(step.q.device)), step.run, step.expected.double(), 3e-3,
+        monkeypatch, module, f"{tiles.KERNEL}_kernel", shape.name,
+        options(shape, family_of(step.q.device)), step.run, step.expected.double(), 3e-3, tiles,
     )  # fmt: skip
 
 
