@@ -37,7 +37,7 @@ class MappedFile:
     def open(self) -> int | None:
         """Return a descriptor of the same file, to be closed by the caller; None if it is not to be had any more."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # whatever the path names by now
         except OSError:  # removed since, or too many files are open
             return None
         status = os.fstat(descriptor)

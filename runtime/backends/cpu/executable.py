@@ -135,8 +135,9 @@ def begin_program(threads: int, cpus: list[int], bundle: Bundle | None = None) -
 
 def _expect(program: _cpu.Program, nbytes: int, files: Sequence[MappedFile]) -> None:
     """Tell a program of the files with its weights; it keeps them open to read rows of large tables from them."""
-    descriptors = [file.open() for file in files]
+    descriptors: list[int | None] = []
     try:
+        descriptors.extend(file.open() for file in files)
         opened = [-1 if descriptor is None else descriptor for descriptor in descriptors]
         program.expect(nbytes, [file.data for file in files], opened)
     finally:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <functional>
 
 namespace inferencex::cpu {
@@ -10,6 +11,7 @@ namespace inferencex::cpu {
 bool FilePart::read(std::int64_t at, std::int64_t bytes, std::byte *to) const {
     while (bytes > 0) {  // a file system may give less at a time than was asked for
         const ssize_t got = pread(descriptor, to, static_cast<std::size_t>(bytes), static_cast<off_t>(offset + at));
+        if (got < 0 && errno == EINTR) continue;
         if (got <= 0) return false;
         at += got;
         bytes -= got;
@@ -26,7 +28,7 @@ MappedFiles::~MappedFiles() {
 void MappedFiles::add(Memory::Room memory, int descriptor) {
     memory_.reserve(memory_.size() + 1);
     descriptors_.reserve(memory_.size() + 1);                                     // nothing throws from here on
-    const int own = descriptor < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, 0);  // none left: read in memory
+    const int own = descriptor < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, 3);  // none left: read in memory
     memory_.push_back(memory);
     descriptors_.push_back(own);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <stdexcept>
 
 namespace inferencex::cpu {
@@ -56,8 +57,12 @@ void Program::expect(std::size_t bytes, std::int64_t most_mapped) {
     if (!steps_.empty()) throw BlueprintError("memory is made ready before operations are added");
     most_mapped_ = most_mapped;
     // In one room for all, no weight leaves the end of a slab unused for being too large for it.
-    const Memory::Room room = memory_.make_room(std::min(bytes, kMostRoom));
-    std::size_t left = std::min(bytes, kMostExpected);
+    Memory::Room room{nullptr, 0};
+    try {
+        room = memory_.make_room(std::min(bytes, kMostRoom));
+    } catch (const std::bad_alloc &) {  // less may turn out to be needed: weights get slabs of their own
+    }
+    std::size_t left = std::min({bytes, kMostExpected, room.bytes});
     std::vector<Pages> pages{{room.begin, left, Pages::Wish::writable}};
     for (const Memory::Room &source : files_.memory()) {
         const std::size_t part = std::min(source.bytes, left);

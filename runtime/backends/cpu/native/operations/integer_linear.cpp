@@ -97,7 +97,9 @@ class IntegerLinear final : public Operation {
         }
         // Fewer rows a task where there are too few tasks.
         const std::int64_t tasks = kTasksAThread * worker.count;
-        std::int64_t most_rows = std::min(kPanelRows, kernels_.integer_linear.rows_at_once(weight_));
+        // No more than are kept near, unless those are few: the whole weight is read for each panel of rows.
+        const std::int64_t near_rows = kernels_.integer_linear.rows_at_once(weight_);
+        std::int64_t most_rows = 2 * near_rows < kPanelRows ? kPanelRows : std::min(kPanelRows, near_rows);
         while (most_rows > kFewestPanelRows && (rows + most_rows - 1) / most_rows * units_ < tasks) most_rows /= 2;
         const std::int64_t fewest = (rows + most_rows - 1) / most_rows;
         const std::int64_t panel_rows = round_up((rows + fewest - 1) / fewest, kRowStep);

@@ -83,6 +83,7 @@ inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std
     const bool nibbles = bits < 4;
     to.assign(nibbles ? (count * columns + 1) / 2 : count * columns, 0);
     const std::int64_t bytes = stream_bytes(elements, bits);
+    // Eight bytes at a time; three bits go the way of nibbles.
     const auto spread = bits == 5 ? (is_signed ? spread_row<5, true> : spread_row<5, false>)
                                   : (is_signed ? spread_row<6, true> : spread_row<6, false>);
     for (std::int64_t r = 0; r < count; ++r) {
