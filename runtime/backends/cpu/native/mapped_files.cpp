@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <functional>
 
@@ -27,10 +28,16 @@ MappedFiles::~MappedFiles() {
 
 void MappedFiles::add(Memory::Room memory, int descriptor) {
     memory_.reserve(memory_.size() + 1);
+    ready_.reserve(memory_.size() + 1);
     descriptors_.reserve(memory_.size() + 1);                                     // nothing throws from here on
     const int own = descriptor < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, 3);  // none left: read in memory
     memory_.push_back(memory);
     descriptors_.push_back(own);
+    ready_.push_back(memory.begin);
+}
+
+void MappedFiles::set_ready(const std::vector<Pages> &left) {
+    for (std::size_t i = 1; i < left.size() && i <= ready_.size(); ++i) ready_[i - 1] = left[i].begin;
 }
 
 std::size_t MappedFiles::bytes() const {
@@ -42,7 +49,7 @@ std::size_t MappedFiles::bytes() const {
 FilePart MappedFiles::part(const std::byte *begin, std::size_t bytes) const {
     const std::size_t index = index_of(begin, bytes);
     if (index == memory_.size()) return {};
-    return {descriptors_[index], begin - memory_[index].begin};
+    return {descriptors_[index], begin - memory_[index].begin, std::max<std::int64_t>(ready_[index] - begin, 0)};
 }
 
 std::size_t MappedFiles::index_of(const std::byte *begin, std::size_t bytes) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "page_work.h"
 
 namespace inferencex::cpu {
 
@@ -13,6 +14,7 @@ namespace inferencex::cpu {
 struct FilePart {
     int descriptor = -1;
     std::int64_t offset = 0;
+    std::int64_t ready = 0;  // bytes from its start on whose pages are mapped already
 
     // Read `bytes` that begin `at` bytes into the part; false if the file does not give them.
     bool read(std::int64_t at, std::int64_t bytes, std::byte *to) const;
@@ -25,6 +27,8 @@ class MappedFiles {
     MappedFiles(const MappedFiles &) = delete;
     MappedFiles &operator=(const MappedFiles &) = delete;
 
+    // Pages were made ready, of other memory and then of the files in their order: all but those that are left.
+    void set_ready(const std::vector<Pages> &left);
     // A file is mapped to this memory, from its start. A descriptor that is not -1 is duplicated.
     void add(Memory::Room memory, int descriptor);
     const std::vector<Memory::Room> &memory() const { return memory_; }
@@ -40,6 +44,7 @@ class MappedFiles {
 
     std::vector<Memory::Room> memory_;
     std::vector<int> descriptors_;
+    std::vector<const std::byte *> ready_;  // where what is mapped ends
 };
 
 }  // namespace inferencex::cpu

@@ -71,8 +71,10 @@ void give_back(std::byte *begin, std::size_t bytes) {
 void PageWork::start(std::vector<Pages> pages, AtEnd at_end) {
     stop();
     stops_.store(false);
+    pages_ = std::move(pages);
+    for (Pages &all : pages_) all = whole_pages(all);
     try {
-        thread_ = std::thread([this, pages = std::move(pages), at_end] { run(pages, at_end); });
+        thread_ = std::thread([this, at_end] { run(at_end); });
     } catch (const std::system_error &) {  // no thread is left: the pages come, or stay, as they would without this
     }
 }
@@ -82,16 +84,15 @@ void PageWork::stop() {
     if (thread_.joinable()) thread_.join();
 }
 
-void PageWork::run(std::vector<Pages> pages, AtEnd at_end) {
-    for (Pages &all : pages) all = whole_pages(all);
+void PageWork::run(AtEnd at_end) {
     for (bool busy = true; busy;) {
         busy = false;
-        for (Pages &rest : pages) {
+        for (Pages &rest : pages_) {
             if (rest.bytes == 0) continue;
             if (stops_.load(std::memory_order_relaxed)) return;
             const std::size_t piece = std::min(rest.bytes, kPiece);
             const bool done = fulfil(rest, piece);
-            rest.begin += piece;
+            if (done) rest.begin += piece;
             rest.bytes = done ? rest.bytes - piece : 0;
             busy = true;
         }

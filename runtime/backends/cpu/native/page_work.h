@@ -37,10 +37,13 @@ class PageWork {
     void start(std::vector<Pages> pages, AtEnd at_end = AtEnd::nothing);
     // End at the next piece of half a megabyte, and leave the rest undone.
     void stop();
+    // What was left undone of each of the pages that were begun with, when it has stopped.
+    const std::vector<Pages> &left() const { return pages_; }
 
   private:
-    void run(std::vector<Pages> pages, AtEnd at_end);
+    void run(AtEnd at_end);
 
+    std::vector<Pages> pages_;
     std::atomic<bool> stops_{false};
     std::thread thread_;
 };

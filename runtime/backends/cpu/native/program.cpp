@@ -75,7 +75,8 @@ void Program::expect(std::size_t bytes, std::int64_t most_mapped) {
 void Program::add(Blueprint blueprint) {
     const auto found = registry().factories().find(blueprint.kind);
     if (found == registry().factories().end()) throw BlueprintError("no operation is called " + blueprint.kind);
-    page_work_.stop();  // operations may write to the memory they take
+    page_work_.stop();                                        // operations may write to the memory they take
+    if (steps_.empty()) files_.set_ready(page_work_.left());  // as `expect` began it
     blueprint.kernels = &kernels_;
     blueprint.memory = &memory_;
     blueprint.files = &files_;

@@ -49,6 +49,12 @@ struct RowKernels {
     // The same for elements `first..first + n` of flat 4-bit integers, two to a byte, the first in the low half.
     void (*from_int4)(const std::uint8_t *x, std::int64_t first, bool is_signed, float scale, float zero_point,
                       std::int64_t n, float *y);
+    // The first of `count` integers of 3, 5 or 6 bits, one to a byte, from the first byte of a stream that has `bytes`.
+    // Returns how many: a multiple of 8, as long as whole words can be read.
+    std::int64_t (*spread_stream)(const std::uint8_t *stream, std::int64_t bytes, int bits, bool is_signed,
+                                  std::int64_t count, std::uint8_t *to);
+    // row[i] -= zeros[i / group], in bytes.
+    void (*subtract_zeros)(const std::uint8_t *zeros, std::int64_t group, std::int64_t count, std::uint8_t *row);
 };
 
 }  // namespace inferencex::cpu

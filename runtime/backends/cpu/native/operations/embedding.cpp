@@ -245,13 +245,11 @@ class Embedding : public Operation {
         for (std::int64_t done = 0, count; done < n; done += count) {
             count = std::min<std::int64_t>(n - done, sizeof bytes);
             std::int64_t i = 0;
-            for (; (first + done) % 8 == 0 && i + 8 <= count; i += 8) {
-                const std::int64_t at = (first + done + i) / 8 * bits_;
-                std::uint64_t word = 0;
-                if (at + 8 <= stream.bytes) std::memcpy(&word, stream.data + at, sizeof word);
-                else std::memcpy(&word, stream.data + at, static_cast<std::size_t>(bits_));
-                word = spread_eight(word, bits_, signed_);
-                std::memcpy(bytes + i, &word, sizeof word);
+            if ((first + done) % 8 == 0) {
+                const std::int64_t at = (first + done) / 8 * bits_;
+                i = kernels_->spread_stream(reinterpret_cast<const std::uint8_t *>(stream.data) + at, stream.bytes - at,
+                                            static_cast<int>(bits_), signed_, count,
+                                            reinterpret_cast<std::uint8_t *>(bytes));
             }
             for (; i < count; ++i) bytes[i] = static_cast<std::int8_t>(integer(stream, first + done + i));
             kernels_->from_int8(bytes, scale, zero_point, count, y + done);

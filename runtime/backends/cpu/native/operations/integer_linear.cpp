@@ -52,13 +52,22 @@ class IntegerLinear final : public Operation {
 
     std::int64_t prepare_tasks() const override { return (weight_.tiles() + kPrepareTiles - 1) / kPrepareTiles; }
     void prepare(std::int64_t task) override {
-        IntegerWeight source = source_;
-        source.order = order_.empty() ? nullptr : order_.data();
+        StoredWeight::Room room;
+        StoredWeight::Expanded memory;
         const std::int64_t end = std::min((task + 1) * kPrepareTiles, weight_.tiles());
         for (std::int64_t tile = task * kPrepareTiles; tile < end; ++tile) {
-            std::byte *out = packed_ + tile * weight_.tile_bytes;
-            if (stored_.expansion == Expansion::none) kernels_.integer_linear.pack(source, weight_, tile, out);
-            else pack_expanded(tile, out);
+            const std::int64_t first = tile * kTile, count = std::min(kTile, weight_.channels - first);
+            std::int32_t rows[kTile];
+            for (std::int64_t c = 0; c < count; ++c)
+                rows[c] = order_.empty() ? static_cast<std::int32_t>(first + c) : order_[first + c];
+            const StoredWeight stored = stored_.nearby(rows, count, room);
+            const bool expands = stored.expansion != Expansion::none;
+            IntegerWeight source =
+                StoredWeight::as_integer(expands ? stored.expand(kernels_.rows, rows, count, memory) : stored.source);
+            source.order = expands ? nullptr : rows;
+            PackedIntegerWeight plan = weight_;
+            plan.channels = count;
+            kernels_.integer_linear.pack(source, plan, 0, packed_ + tile * weight_.tile_bytes);
         }
     }
 
@@ -117,20 +126,6 @@ class IntegerLinear final : public Operation {
     }
 
   private:
-    // Pack a tile whose rows have to be expanded first.
-    void pack_expanded(std::int64_t tile, std::byte *out) const {
-        const std::int64_t first = tile * kTile, count = std::min(kTile, weight_.channels - first);
-        std::int32_t rows[kTile];
-        for (std::int64_t c = 0; c < count; ++c)
-            rows[c] = order_.empty() ? static_cast<std::int32_t>(first + c) : order_[first + c];
-        StoredWeight::Expanded memory;
-        IntegerWeight tile_source = StoredWeight::as_integer(stored_.expand(rows, count, memory));
-        tile_source.whole = source_.whole;
-        PackedIntegerWeight plan = weight_;
-        plan.channels = count;
-        kernels_.integer_linear.pack(tile_source, plan, 0, out);
-    }
-
     struct Step {
         const Worker &worker;
         QuantizedRows x;

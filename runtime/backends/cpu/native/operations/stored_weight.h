@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../kernels.h"
+#include "../mapped_files.h"
 #include "../memory.h"
 #include "../operation.h"
 #include "row_operands.h"
@@ -120,6 +122,8 @@ struct StoredWeight {
     std::int64_t experts = 1;
     Expansion expansion = Expansion::none;  // of streams; of f4e2m1 for integer kernels, whose scales are half as large
     std::int64_t stream_bits = 0;           // of an integer of a stream
+    std::int64_t stored_bits = 0;           // of a value
+    FilePart file;                          // that values are mapped from
     bool zeros_taken_off = false;  // as they are expanded: bytes have room for what integers of a stream differ by
 
     // Inputs `first`, `first + 1`, `first + 2` are values, scales and zero points.
@@ -148,8 +152,14 @@ struct StoredWeight {
             return is_stream ? stream_bytes(elements, weight.stream_bits) : packed ? (elements + 1) / 2 : elements;
         };
         const DType dtype = is_stream ? DType::u8 : stored_type(s.format);
-        s.values =
-            reinterpret_cast<const std::uint8_t *>(expect_constant(blueprint, first, "weight", dtype, stored(count)));
+        const std::byte *values = expect_constant(blueprint, first, "weight", dtype, stored(count));
+        s.values = reinterpret_cast<const std::uint8_t *>(values);
+        weight.stored_bits = is_stream ? weight.stream_bits
+                             : packed  ? 4
+                                       : 8 * static_cast<std::int64_t>(size_of(dtype));
+        if (blueprint.files != nullptr)
+            weight.file = blueprint.files->part(
+                values, static_cast<std::size_t>(stored_bytes(rows * features, weight.stored_bits)));
         const bool is_integer = s.format == WeightFormat::int4 || s.format == WeightFormat::int8;
         const bool needs_scales = is_integer || s.format == WeightFormat::f4e2m1;
         const bool may_have_scales = needs_scales || s.format == WeightFormat::f8e4m3;
@@ -178,11 +188,56 @@ struct StoredWeight {
             refuse(blueprint, "activations cannot be quantized for weights of format " + blueprint.text("format"));
     }
 
+    static std::int64_t stored_bytes(std::int64_t elements, std::int64_t bits) { return (elements * bits + 7) / 8; }
+
+    // Memory for values of some rows, not zeroed.
+    class Room {
+      public:
+        std::uint8_t *of(std::int64_t bytes) {
+            if (bytes > bytes_) {
+                memory_.reset();
+                memory_ = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
+                bytes_ = bytes;
+            }
+            return memory_.get();
+        }
+
+      private:
+        std::unique_ptr<std::uint8_t[]> memory_;
+        std::int64_t bytes_ = 0;
+    };
+
+    // A weight that has rows `rows[0..count)`, and their numbers in it: this one, or where they lie side by side, on
+    // pages of a file that are not mapped yet, one of values read into `room`. To map what is read once takes as long
+    // as to copy it, and only the copy is in a near cache then.
+    StoredWeight nearby(std::int32_t *rows, std::int64_t count, Room &room) const {
+        constexpr std::int64_t kWholeBytes = 8;  // so many rows of anything end with a byte
+        const auto [least, most] = std::minmax_element(rows, rows + count);
+        const std::int64_t first = *least / kWholeBytes * kWholeBytes, span = *most + 1 - first;
+        if (file.descriptor < 0 || span >= count + kWholeBytes) return *this;
+        const std::int64_t features = source.features, groups = (features + source.group - 1) / source.group;
+        const std::int64_t at = first * features * stored_bits / 8, bytes = stored_bytes(span * features, stored_bits);
+        if (at + bytes <= file.ready) return *this;
+        std::uint8_t *values = room.of(bytes);
+        if (!file.read(at, bytes, reinterpret_cast<std::byte *>(values))) return *this;
+        StoredWeight part = *this;
+        part.experts = 1;
+        part.source.channels = span;
+        part.source.values = values;
+        if (source.scales != nullptr)
+            part.source.scales =
+                static_cast<const std::uint8_t *>(source.scales) + first * groups * (source.scales_are_f16 ? 2 : 4);
+        if (source.zero_points != nullptr) part.source.zero_points += first * groups * stored_bits / 8;
+        for (std::int64_t i = 0; i < count; ++i) rows[i] -= static_cast<std::int32_t>(first);
+        return part;
+    }
+
     // Rows of a weight to expand, as a weight of their own that points into `memory`.
     struct Expanded {
         std::vector<std::uint8_t> values, zero_points, scales;
     };
-    FloatWeight expand(const std::int32_t *rows, std::int64_t count, Expanded &memory) const {
+    FloatWeight expand(const RowKernels &kernels, const std::int32_t *rows, std::int64_t count,
+                       Expanded &memory) const {
         const std::int64_t all = experts * source.channels, features = source.features;
         const std::int64_t groups = (features + source.group - 1) / source.group;
         FloatWeight w = source;
@@ -191,15 +246,17 @@ struct StoredWeight {
             expand_e2m1(source.values, rows, count, features, memory.values);
             w.format = WeightFormat::int8;
         } else {
-            expand_stream(source.values, all * features, stream_bits, rows, count, features, source.is_signed,
+            expand_stream(kernels, source.values, all * features, stream_bits, rows, count, features, source.is_signed,
                           memory.values);
             if (source.zero_points) {
-                expand_stream(source.zero_points, all * groups, stream_bits, rows, count, groups, source.is_signed,
-                              memory.zero_points);
+                expand_stream(kernels, source.zero_points, all * groups, stream_bits, rows, count, groups,
+                              source.is_signed, memory.zero_points);
                 w.zero_points = memory.zero_points.data();
             }
             if (zeros_taken_off) {
-                take_off_zeros(count, features, source.group, memory.zero_points, memory.values);
+                for (std::int64_t r = 0; r < count; ++r)
+                    kernels.subtract_zeros(memory.zero_points.data() + r * groups, source.group, features,
+                                           memory.values.data() + r * features);
                 w.zero_points = nullptr;
             }
         }
@@ -323,9 +380,11 @@ class WeightBank {
         for (std::int64_t c = 0; c < count; ++c)
             rows[c] =
                 static_cast<std::int32_t>(expert * stored_.source.channels + order_.stored(tile * kWeightTile + c));
+        StoredWeight::Room room;
         StoredWeight::Expanded memory;
         const bool expands = stored_.expansion != Expansion::none;
-        FloatWeight w = expands ? stored_.expand(rows, count, memory) : stored_.source;
+        const StoredWeight stored = stored_.nearby(rows, count, room);
+        FloatWeight w = expands ? stored.expand(kernels_->rows, rows, count, memory) : stored.source;
         w.channels = count;
         w.order = expands ? nullptr : rows;
         if (is_integer_) {

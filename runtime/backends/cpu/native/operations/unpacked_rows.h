@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "../kernels/rows.h"
+
 namespace inferencex::cpu {
 
 // How a stored weight is expanded first.
@@ -40,60 +42,21 @@ inline void put_nibble(std::vector<std::uint8_t> &to, std::int64_t i, int value)
     to[i / 2] = static_cast<std::uint8_t>(to[i / 2] | (value & 15) << (i % 2 * 4));
 }
 
-// Integers 8k to 8k + 7 of a stream, one to a byte, from the 8 bytes that begin with theirs: halves of what is left
-// move apart three times, until each integer has a byte.
-template <int bits, bool is_signed>
-std::uint64_t spread_eight(std::uint64_t word) {
-    const auto ones = [](std::int64_t width) { return (std::uint64_t{1} << width) - 1; };
-    const std::uint64_t bytes = 0x0101010101010101U;
-    std::uint64_t low = ones(4 * bits);
-    word = (word & low) | (word & low << 4 * bits) << (32 - 4 * bits);
-    low = ones(2 * bits) * 0x0000000100000001U;
-    word = (word & low) | (word & low << 2 * bits) << (16 - 2 * bits);
-    low = ones(bits) * 0x0001000100010001U;
-    word = (word & low) | (word & low << bits) << (8 - bits);
-    if constexpr (!is_signed) return word;
-    const std::uint64_t sign = bytes << (bits - 1), top = bytes << 7;
-    return (((word ^ sign) | top) - sign) ^ top;
-}
-
-inline std::uint64_t spread_eight(std::uint64_t word, std::int64_t bits, bool is_signed) {
-    if (bits == 3) return is_signed ? spread_eight<3, true>(word) : spread_eight<3, false>(word);
-    if (bits == 5) return is_signed ? spread_eight<5, true>(word) : spread_eight<5, false>(word);
-    return is_signed ? spread_eight<6, true>(word) : spread_eight<6, false>(word);
-}
-
-// Integers 8k to 8k + 8 `count` of a stream, one to a byte, from the bytes that begin with theirs; a word is read for
-// the last eight, too.
-template <int bits, bool is_signed>
-void spread_row(const std::uint8_t *from, std::int64_t count, std::uint8_t *to) {
-    for (std::int64_t i = 0; i < count; ++i, from += bits, to += 8) {
-        std::uint64_t word;
-        std::memcpy(&word, from, sizeof word);
-        word = spread_eight<bits, is_signed>(word);
-        std::memcpy(to, &word, sizeof word);
-    }
-}
-
 // Rows `rows[0..count)` of [all rows, columns] integers of a stream, as rows 0..count of 4-bit ones if they have less
 // bits, else of INT8. All keep their value.
-inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std::int64_t bits,
-                          const std::int32_t *rows, std::int64_t count, std::int64_t columns, bool is_signed,
-                          std::vector<std::uint8_t> &to) {
+inline void expand_stream(const RowKernels &kernels, const std::uint8_t *stream, std::int64_t elements,
+                          std::int64_t bits, const std::int32_t *rows, std::int64_t count, std::int64_t columns,
+                          bool is_signed, std::vector<std::uint8_t> &to) {
     const bool nibbles = bits < 4;
     to.assign(nibbles ? (count * columns + 1) / 2 : count * columns, 0);
     const std::int64_t bytes = stream_bytes(elements, bits);
-    // Eight bytes at a time; three bits go the way of nibbles.
-    const auto spread = bits == 5 ? (is_signed ? spread_row<5, true> : spread_row<5, false>)
-                                  : (is_signed ? spread_row<6, true> : spread_row<6, false>);
     for (std::int64_t r = 0; r < count; ++r) {
         const std::int64_t first = rows[r] * columns;
         std::int64_t c = 0;
-        if (!nibbles && first % 8 == 0) {  // eight integers at a time, while a whole word can be read
-            const std::int64_t at = first / 8 * bits, left = bytes - at;
-            const std::int64_t eights = left < 8 ? 0 : std::min(columns / 8, (left - 8) / bits + 1);
-            spread(stream + at, eights, to.data() + r * columns);
-            c = 8 * eights;
+        if (!nibbles && first % 8 == 0) {
+            const std::int64_t at = first / 8 * bits;
+            c = kernels.spread_stream(stream + at, bytes - at, static_cast<int>(bits), is_signed, columns,
+                                      to.data() + r * columns);
         }
         for (; c < columns; ++c) {
             const int value = stream_at(stream, first + c, bits, is_signed, bytes);
@@ -101,18 +64,6 @@ inline void expand_stream(const std::uint8_t *stream, std::int64_t elements, std
             else to[r * columns + c] = static_cast<std::uint8_t>(value);
         }
     }
-}
-
-// Subtract from rows [count, columns] of bytes what each group of columns has for zero, [count, groups].
-inline void take_off_zeros(std::int64_t count, std::int64_t columns, std::int64_t group,
-                           const std::vector<std::uint8_t> &zeros, std::vector<std::uint8_t> &rows) {
-    const std::uint8_t *zero = zeros.data();
-    for (std::int64_t r = 0; r < count; ++r)
-        for (std::int64_t begin = 0; begin < columns; begin += group, ++zero) {
-            const std::int64_t end = std::min(begin + group, columns);
-            std::uint8_t *row = rows.data() + r * columns;
-            for (std::int64_t c = begin; c < end; ++c) row[c] = static_cast<std::uint8_t>(row[c] - *zero);
-        }
 }
 
 // `expand_stream` for FLOAT4E2M1, as bytes.
