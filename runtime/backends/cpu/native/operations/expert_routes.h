@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "stored_weight.h"
+#include "weight_bank.h"
 
 namespace inferencex::cpu {
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "expert_routes.h"
-#include "stored_weight.h"
+#include "weight_bank.h"
 
 namespace inferencex::cpu {
 namespace {

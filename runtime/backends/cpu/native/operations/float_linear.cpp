@@ -1,7 +1,7 @@
 // Linears on float32 activations, with weights of any stored type.
 #include <algorithm>
 
-#include "stored_weight.h"
+#include "weight_bank.h"
 
 namespace inferencex::cpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "row_operands.h"
-#include "stored_weight.h"
+#include "weight_bank.h"
 
 namespace inferencex::cpu {
 namespace {
